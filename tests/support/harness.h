@@ -27,7 +27,7 @@ enum class Streams : std::uint8_t {
 
 // What to run. Oracles read the same value, so that the two cannot be set up differently.
 struct RunSetup {
-  ModelSpec model;
+  ModelSpec model{};
   Options options{};
   int world = 1;
   int micro_batches = 1;
