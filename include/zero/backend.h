@@ -94,8 +94,9 @@ class Backend {
   // ---- memory: 256-byte aligned, contents undefined; 0 bytes are legal (data() may be null)
   // Throws: OutOfMemory
   [[nodiscard]] virtual Buffer allocate(const Allocation&) = 0;
-  [[nodiscard]] virtual Buffer allocate_host(const Allocation&) = 0;  // page-locked; not in the budget
-  [[nodiscard]] virtual Buffer adopt(void*, const Allocation&) = 0;   // counted, not freed
+  [[nodiscard]] virtual Buffer allocate_host(
+      const Allocation&) = 0;  // page-locked; not in the budget
+  [[nodiscard]] virtual Buffer adopt(void*, const Allocation&) = 0;  // counted, not freed
   // Requires: no work that touches it is still enqueued
   virtual void release(Buffer&) noexcept = 0;
 

@@ -28,10 +28,14 @@ struct dtype_of<bf16> {
 
 [[nodiscard]] constexpr std::size_t bytes_of(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return 4;
-    case DType::kInt64: return 8;
-    case DType::kUint8: return 1;
-    default: return 2;
+    case DType::kFloat32:
+      return 4;
+    case DType::kInt64:
+      return 8;
+    case DType::kUint8:
+      return 1;
+    default:
+      return 2;
   }
 }
 

@@ -17,9 +17,15 @@ enum class ParameterId : std::uint32_t {};
 enum class UnitId : std::uint32_t {};
 enum class GroupId : std::uint32_t {};
 
-[[nodiscard]] constexpr std::size_t index(ParameterId id) { return static_cast<std::size_t>(id); }
-[[nodiscard]] constexpr std::size_t index(UnitId id) { return static_cast<std::size_t>(id); }
-[[nodiscard]] constexpr std::size_t index(GroupId id) { return static_cast<std::size_t>(id); }
+[[nodiscard]] constexpr std::size_t index(ParameterId id) {
+  return static_cast<std::size_t>(id);
+}
+[[nodiscard]] constexpr std::size_t index(UnitId id) {
+  return static_cast<std::size_t>(id);
+}
+[[nodiscard]] constexpr std::size_t index(GroupId id) {
+  return static_cast<std::size_t>(id);
+}
 
 // What is kept beside a parameter of low precision.
 enum class Master : std::uint8_t { kNone, kFloat32 };
@@ -84,7 +90,8 @@ class ModelSpec {
   // Throws: UsageError for a name that is taken
   UnitId add_unit(std::string name, GradientLife life = GradientLife::kBucket);
 
-  // Throws: UsageError for an unknown unit or group, a name that is taken, or a count over 2^62
+  // Throws: UsageError for an unknown unit or group, a name that is taken within the unit, or a
+  //         count over 2^62
   ParameterId add(UnitId unit, std::string name, std::vector<std::size_t> shape, GroupId group,
                   CountInNorm norm = CountInNorm::kYes);
 
@@ -101,7 +108,7 @@ class ModelSpec {
   std::vector<Unit> units_;
   std::vector<Parameter> parameters_;
   std::vector<UserBytes> user_bytes_;
-  std::unordered_set<std::string> names_;  // of parameters, to refuse duplicates
+  std::unordered_set<std::string> names_;  // of all kinds, to refuse duplicates
 };
 
 }  // namespace zero

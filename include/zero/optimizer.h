@@ -14,7 +14,8 @@
 
 namespace zero {
 
-class Engine;  // src/engine/engine.h
+class Engine;      // src/engine/engine.h
+struct StepState;  // src/engine/step.h
 
 // The gathered parameters of one unit, to be read on the lease's stream until it is destroyed.
 class ParameterLease {
@@ -133,9 +134,8 @@ class PendingStep {
 
  private:
   friend class Engine;
-  struct State;
-  explicit PendingStep(std::shared_ptr<State> state);
-  std::shared_ptr<State> state_;
+  explicit PendingStep(std::shared_ptr<StepState> state);
+  std::shared_ptr<StepState> state_;
 };
 
 enum class Values : std::uint8_t {
@@ -148,14 +148,14 @@ using Fill = std::function<void(ParameterId, std::uint64_t first, std::span<floa
 
 // Counts since construction; cheap to read at any time.
 struct Statistics {
-  std::uint64_t steps = 0;              // enqueued
-  std::uint64_t gathers = 0;            // grouped all-gathers of units
-  std::uint64_t prefetches = 0;         // gathers that were enqueued ahead of their lease
-  std::uint64_t prefetch_hits = 0;      // leases that found theirs under way
-  std::uint64_t order_changes = 0;      // leases that the recorded order did not foresee
-  std::uint64_t reductions = 0;         // grouped reduce-scatters
-  std::uint64_t late_reductions = 0;    // of those, enqueued by step() for want of `last`
-  std::uint64_t wire_bytes = 0;         // sent by this rank
+  std::uint64_t steps = 0;            // enqueued
+  std::uint64_t gathers = 0;          // grouped all-gathers of units
+  std::uint64_t prefetches = 0;       // gathers that were enqueued ahead of their lease
+  std::uint64_t prefetch_hits = 0;    // leases that found theirs under way
+  std::uint64_t order_changes = 0;    // leases that the recorded order did not foresee
+  std::uint64_t reductions = 0;       // grouped reduce-scatters
+  std::uint64_t late_reductions = 0;  // of those, enqueued by step() for want of `last`
+  std::uint64_t wire_bytes = 0;       // sent by this rank
 };
 
 // One optimizer over one model. Every method but those marked local is called by all ranks of the
@@ -198,8 +198,8 @@ class Optimizer {
   // The digest of all parameters, masters and states: independent of W, stage and sharding.
   [[nodiscard]] std::uint64_t state_hash() const;
 
-  [[nodiscard]] const Plan& plan() const;        // local
-  [[nodiscard]] Statistics statistics() const;   // local
+  [[nodiscard]] const Plan& plan() const;       // local
+  [[nodiscard]] Statistics statistics() const;  // local
 
  private:
   std::unique_ptr<Engine> engine_;

@@ -37,15 +37,19 @@ struct Options {
   // ---- affects behaviour
   Stage stage = Stage::kReplicated;
   Numerics numerics = Numerics::kFast;
-  std::optional<double> clip_norm{};  // global norm; none: gradients are not clipped (norm is still measured)
-  int max_open_micro_batches = 1;     // open at once (1F1B); each kUntilReady unit costs a gradient buffer for each
-  int max_micro_batches = 1;          // binds kWorldInvariant only: floor(log2) more fp32 gradient shards
+  std::optional<double>
+      clip_norm{};  // global norm; none: gradients are not clipped (norm is still measured)
+  int max_open_micro_batches =
+      1;  // open at once (1F1B); each kUntilReady unit costs a gradient buffer for each
+  int max_micro_batches = 1;  // binds kWorldInvariant only: floor(log2) more fp32 gradient shards
   std::chrono::milliseconds deadline{600'000};  // of communication, never of the user's own kernels
 
   // ---- affects performance and memory only (bits do not depend on them)
-  int live_units = 2;  // units gathered at once at stage 3; 2 lets a gather run while its predecessor is used
-  int buckets = 2;     // gradient buffers in flight
-  std::size_t bucket_bytes = 25U << 20;  // gradient bytes moved by one grouped call, whole units only
+  int live_units =
+      2;  // units gathered at once at stage 3; 2 lets a gather run while its predecessor is used
+  int buckets = 2;  // gradient buffers in flight
+  std::size_t bucket_bytes =
+      25U << 20;  // gradient bytes moved by one grouped call, whole units only
 
   friend bool operator==(const Options&, const Options&) = default;
 };

@@ -55,9 +55,9 @@ struct ParameterClass {
 struct Segment {
   UnitId unit{};
   std::uint32_t class_index = 0;
-  std::uint64_t elements = 0;        // padded; the shard is elements / W
-  std::uint64_t offset = 0;          // in the class's full array; in its shard array: offset / W
-  std::uint64_t unit_bytes_at = 0;   // where the segment starts in the unit's live slot, bytes
+  std::uint64_t elements = 0;           // padded; the shard is elements / W
+  std::uint64_t offset = 0;             // in the class's full array; in its shard array: offset / W
+  std::uint64_t unit_bytes_at = 0;      // where the segment starts in the unit's live slot, bytes
   std::uint64_t gradient_bytes_at = 0;  // where it starts in the unit's gradient, bytes
   std::uint32_t first = 0, count = 0;   // its parameters: layout()[first .. first + count)
   friend bool operator==(const Segment&, const Segment&) = default;
@@ -119,6 +119,8 @@ class Plan {
     std::uint64_t own = 0, updated = 0;
   };
   [[nodiscard]] ChunkCounts chunk_counts(int rank, std::uint32_t class_index) const;
+  // The lowest rank with the highest peak; ranks differ in their chunk tables only.
+  [[nodiscard]] int fullest_rank() const;
 
   [[nodiscard]] std::vector<PlanItem> items(int rank) const;
   [[nodiscard]] std::uint64_t bytes(Category, int rank) const;
@@ -150,15 +152,16 @@ class Plan {
   friend Plan make_plan(const ModelSpec&, const Options&, World);
 
  private:
+  friend class PlanBuilder;
   Plan() = default;
   ModelSpec model_;
   Options options_;
   World world_;
   std::vector<ParameterClass> classes_;
-  std::vector<Segment> segments_;            // unit-major
-  std::vector<std::uint32_t> unit_begin_;    // first segment of each unit, and the end
-  std::vector<ParameterId> layout_;          // segment-major
-  std::vector<Place> places_;                // by parameter
+  std::vector<Segment> segments_;          // unit-major
+  std::vector<std::uint32_t> unit_begin_;  // first segment of each unit, and the end
+  std::vector<ParameterId> layout_;        // segment-major
+  std::vector<Place> places_;              // by parameter
   std::vector<std::uint32_t> slot_of_unit_;
   std::vector<Slot> slots_;
   std::uint64_t bucket_bytes_ = 0;

@@ -12,7 +12,16 @@
 
 namespace zero {
 
-enum class TensorType : std::uint8_t { kFloat64, kFloat32, kFloat16, kBfloat16, kInt64, kInt32, kUint8, kBool };
+enum class TensorType : std::uint8_t {
+  kFloat64,
+  kFloat32,
+  kFloat16,
+  kBfloat16,
+  kInt64,
+  kInt32,
+  kUint8,
+  kBool
+};
 
 struct TensorInfo {
   TensorType type{};

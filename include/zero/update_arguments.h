@@ -18,15 +18,15 @@ struct Chunk {
   std::uint64_t state_at = 0;      // and ::master and ::states
   std::uint64_t first = 0;         // the run's first element within the parameter
   std::uint32_t count = 0;
-  std::uint32_t parameter = 0;     // row, by ParameterId
+  std::uint32_t parameter = 0;  // row, by ParameterId
 };
 
 // One row a parameter, by ParameterId; frozen parameters have rows that nothing reads.
 struct ParameterRow {
-  std::int64_t step = 0;       // updates applied so far
-  std::uint32_t group = 0;     // row of UpdateArguments::groups
-  std::uint32_t counted = 1;   // in the norm
-  std::uint32_t used = 0;      // in this step, by any rank; written by prepare
+  std::int64_t step = 0;      // updates applied so far
+  std::uint32_t group = 0;    // row of UpdateArguments::groups
+  std::uint32_t counted = 1;  // in the norm
+  std::uint32_t used = 0;     // in this step, by any rank; written by prepare
   std::uint32_t reserved = 0;
 };
 
@@ -41,10 +41,10 @@ struct StepInputs {
 // What prepare finds; read by update, and copied back for StepResult.
 struct StepScalars {
   double divisor = 1;
-  double grad_norm = 0;    // of the divided gradient, before clipping
+  double grad_norm = 0;  // of the divided gradient, before clipping
   double clip_factor = 1;
   double lr_scale = 1;
-  std::int64_t skip = 0;   // 1: a gradient is not finite (or the divisor is 0): nothing may change
+  std::int64_t skip = 0;  // 1: a gradient is not finite (or the divisor is 0): nothing may change
   std::int64_t first_non_finite = -1;  // lowest ParameterId with a non-finite gradient, -1: none
   std::int64_t owner = -1;             // the lowest rank that found it
 };
@@ -60,7 +60,9 @@ struct ControlLayout {
   static constexpr std::size_t kTokens = kBins + 1;
   static constexpr std::size_t kFirstSlot = kBins + 2;
   static constexpr std::size_t kLanes = 3, kLaneBits = 21;
-  [[nodiscard]] static constexpr std::size_t used_at(std::size_t world) { return kFirstSlot + world; }
+  [[nodiscard]] static constexpr std::size_t used_at(std::size_t world) {
+    return kFirstSlot + world;
+  }
   [[nodiscard]] static constexpr std::size_t words(std::size_t world, std::size_t parameters) {
     return used_at(world) + (parameters + kLanes - 1) / kLanes;
   }
