@@ -57,12 +57,12 @@ sed -n 's/^[[:space:]]*<testcase name="\([^"]*\)".* status="\([a-z]*\)".*/\2 \1/
   "$build/tests.xml" >"$build/tests.txt"
 awk '$1 == "notrun" || $1 == "disabled" { $1 = ""; print "skipped:" $0; n++ }
      END { print n + 0 " tests skipped" }' "$build/tests.txt"
-# "All/Suite.Name/3" and "Suite/3.Name" are instances of one test case.
+# "All/Suite.Name/3" and "Suite.Name<3>" are instances of one test case.
 ran() {
   awk '$1 == "run" || $1 == "fail" { print $2 }' "$build/tests.txt"
 }
 instances=$(ran | wc -l)
-cases=$(ran | sed -E 's:^[^./]+/([^./]+(/[0-9]+)?\.):\1:; s:^([^./]+)/[0-9]+\.:\1.:; s:^([^/]+\.[^/]+)/.*:\1:' | sort -u | wc -l)
+cases=$(ran | sed -E 's:&lt;.*::; s:^[^./]+/([^./]+\.):\1:; s:^([^/]+\.[^/]+)/.*:\1:' | sort -u | wc -l)
 echo "$cases test cases ran, $instances with the instances of parameterised ones"
 
 # compare FILE FOUND
