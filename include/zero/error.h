@@ -37,7 +37,7 @@ class OutOfMemory : public Error {
 class CommError : public Error {
  public:
   struct Facts {
-    std::string operation;       // "reduce_scatter", ...; empty when no collective was under way
+    std::string operation{};     // "reduce_scatter", ...; empty when no collective was under way
     std::uint64_t sequence = 0;  // number of the collective on its communicator, from 0
     int rank = -1;               // who reports
     int peer = -1;               // whom it is about; -1: nobody in particular
