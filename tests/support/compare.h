@@ -1,6 +1,7 @@
 // Says where two sets of tensors differ first, so that a failing test names parameter and element.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstdio>
@@ -59,6 +60,22 @@ namespace zero::testing {
     }
   }
   return values;
+}
+
+inline constexpr std::array kAllStages{Stage::kReplicated, Stage::kStates, Stage::kGradients,
+                                       Stage::kParameters};
+
+[[nodiscard]] inline std::string stage_text(Stage stage) {
+  return "stage " + std::to_string(static_cast<int>(stage));
+}
+
+// The gradient norms of all steps, to be compared by bits (a skipped step's is NaN).
+[[nodiscard]] inline std::vector<std::uint64_t> norm_bits(const RunResult& result) {
+  std::vector<std::uint64_t> bits;
+  for (const StepResult& step : result.steps) {
+    bits.push_back(std::bit_cast<std::uint64_t>(step.grad_norm));
+  }
+  return bits;
 }
 
 // True when the environment asks for the long form of a test (tests/run.sh --all).

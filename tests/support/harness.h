@@ -17,6 +17,7 @@
 #include "zero/zero.h"
 
 #include "tests/support/models.h"
+#include "tests/support/watchdog.h"
 
 namespace zero::testing {
 
@@ -398,6 +399,7 @@ class RankLoop {
 
 // Throws: what the library threw; std::logic_error when ranks or passes disagree
 inline RunResult run(const RunSetup& setup) {
+  const Watchdog watchdog(std::chrono::seconds(100));
   RunResult result;
   result.statistics.resize(static_cast<std::size_t>(setup.world));
   run_ranks(setup.world, [&](Communicator& communicator) {
