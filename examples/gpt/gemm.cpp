@@ -1,0 +1,50 @@
+#include "gpt/gemm.h"
+
+#include <algorithm>
+
+#include <cblas.h>
+
+namespace gpt {
+namespace {
+
+CBLAS_TRANSPOSE transposition(const Matrix& m) {
+  return m.layout == Layout::kPlain ? CblasNoTrans : CblasTrans;
+}
+
+blasint as_int(std::size_t n) {
+  return static_cast<blasint>(n);
+}
+
+}  // namespace
+
+RowBlocks::RowBlocks(std::size_t rows_in) : rows(rows_in), size(kSmallest), count(0) {
+  constexpr std::size_t kRound = 64;
+  const std::size_t even = (rows + kMost - 1) / kMost;
+  size = std::max(kSmallest, (even + kRound - 1) / kRound * kRound);
+  count = (rows + size - 1) / size;
+}
+
+void use_one_blas_thread() {
+  openblas_set_num_threads(1);
+}
+
+void multiply_rows(const Product& p, std::size_t first, std::size_t count) {
+  const std::size_t step = p.a.layout == Layout::kPlain ? p.a.stride : 1;
+  cblas_sgemm(CblasRowMajor, transposition(p.a), transposition(p.b), as_int(count),
+              as_int(p.columns), as_int(p.inner), p.alpha, p.a.data + first * step,
+              as_int(p.a.stride), p.b.data, as_int(p.b.stride), p.beta,
+              p.c + first * p.c_stride, as_int(p.c_stride));
+}
+
+void multiply(const Product& p) {
+  multiply_rows(p, 0, p.rows);
+}
+
+void multiply(const Product& p, Pool& pool) {
+  const RowBlocks blocks(p.rows);
+  pool.run(blocks.count, [&](std::size_t block, std::size_t) {
+    multiply_rows(p, blocks.first(block), blocks.rows_of(block));
+  });
+}
+
+}  // namespace gpt
