@@ -60,6 +60,7 @@ class Ledger final : public Backend {
   }
 
  private:
+  void check(const Allocation&) const;  // padding and budget
   void count(const Allocation&, Buffer::Kind);
 
   std::unique_ptr<Backend> inner_;
