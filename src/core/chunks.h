@@ -37,62 +37,74 @@ void for_each_run(const Plan& plan, const Segment& segment, std::uint64_t begin,
   }
 }
 
-// Where the arrays of one class hold an element of a segment.
+// Where this rank's arrays of a segment's class hold its elements.
 struct ArrayPlace {
   const Segment& segment;
-  std::uint64_t shard = 0;  // elements of one shard
+  Stage stage{};
   std::uint64_t world = 1, rank = 0;
 
-  [[nodiscard]] std::uint64_t at(std::uint64_t element, bool sharded) const {
-    return sharded ? segment.offset / world + element - rank * shard : segment.offset + element;
+  [[nodiscard]] std::uint64_t shard() const { return segment.elements / world; }
+  // Requires: an element of the rank's own shard where arrays are sharded from `since` on
+  [[nodiscard]] std::uint64_t at(std::uint64_t element, Stage since) const {
+    return stage >= since ? segment.offset / world + element - rank * shard()
+                          : segment.offset + element;
   }
 };
+
+// Calls fn(Chunk) for the rows of a run.
+template <class Fn>
+void cut_into_chunks(const ArrayPlace& place, const Run& run, Fn&& fn) {
+  for (std::uint64_t at = run.begin; at < run.end; at += kChunkElements) {
+    fn(Chunk{.parameter_at = place.at(at, Stage::kParameters),
+             .gradient_at = place.at(at, Stage::kGradients),
+             .state_at = place.at(at, Stage::kStates),
+             .first = at - run.origin,
+             .count = static_cast<std::uint32_t>(std::min(kChunkElements, run.end - at)),
+             .parameter = static_cast<std::uint32_t>(run.parameter)});
+  }
+}
+
+// Calls fn(Run) for the parts of a run that lie in each rank's shard, in order.
+template <class Fn>
+void cut_at_shards(const Run& run, std::uint64_t shard, Fn&& fn) {
+  for (std::uint64_t begin = run.begin; begin < run.end;) {
+    const std::uint64_t end = std::min(run.end, (begin / shard + 1) * shard);
+    fn(Run{run.parameter, begin, end, run.origin});
+    begin = end;
+  }
+}
 
 // Calls fn(Chunk, bool own) for the rows of one class's chunk table: first the rank's own part;
 // at stage 0, where every rank updates everything, then the own parts of all other ranks.
 template <class Fn>
 void for_each_chunk(const Plan& plan, int rank, std::uint32_t class_index, Fn&& fn) {
-  const Stage stage = plan.options().stage;
-  const auto world = static_cast<std::uint64_t>(plan.world().shard_ranks);
-  const auto me = static_cast<std::uint64_t>(rank);
-  const auto cut = [&](const ArrayPlace& place, const Run& run, bool own) {
-    for (std::uint64_t at = run.begin; at < run.end; at += kChunkElements) {
-      fn(Chunk{.parameter_at = place.at(at, stage >= Stage::kParameters),
-               .gradient_at = place.at(at, stage >= Stage::kGradients),
-               .state_at = place.at(at, stage >= Stage::kStates),
-               .first = at - run.origin,
-               .count = static_cast<std::uint32_t>(std::min(kChunkElements, run.end - at)),
-               .parameter = static_cast<std::uint32_t>(run.parameter)},
-         own);
+  const auto for_each_place = [&](auto&& visit) {
+    for (const Segment& s : plan.segments()) {
+      if (s.class_index == class_index) {
+        visit(ArrayPlace{s, plan.options().stage,
+                         static_cast<std::uint64_t>(plan.world().shard_ranks),
+                         static_cast<std::uint64_t>(rank)});
+      }
     }
   };
-  const auto visit = [&](bool own) {
-    for (const Segment& s : plan.segments()) {
-      if (s.class_index != class_index || s.elements == 0) {
-        continue;
-      }
-      const ArrayPlace place{s, s.elements / world, world, me};
-      if (own) {
-        for_each_run(plan, s, me * place.shard, (me + 1) * place.shard,
-                     [&](const Run& run) { cut(place, run, true); });
-        continue;
-      }
-      for_each_run(plan, s, 0, s.elements, [&](const Run& all) {
-        for (std::uint64_t r = all.begin / place.shard; r * place.shard < all.end; ++r) {
-          if (r != me) {
-            cut(place,
-                {all.parameter, std::max(all.begin, r * place.shard),
-                 std::min(all.end, (r + 1) * place.shard), all.origin},
-                false);
-          }
+  for_each_place([&](const ArrayPlace& place) {
+    const std::uint64_t begin = place.rank * place.shard();
+    for_each_run(plan, place.segment, begin, begin + place.shard(), [&](const Run& run) {
+      cut_into_chunks(place, run, [&](const Chunk& chunk) { fn(chunk, true); });
+    });
+  });
+  if (plan.options().stage != Stage::kReplicated) {
+    return;
+  }
+  for_each_place([&](const ArrayPlace& place) {
+    for_each_run(plan, place.segment, 0, place.segment.elements, [&](const Run& all) {
+      cut_at_shards(all, place.shard(), [&](const Run& run) {
+        if (run.begin / place.shard() != place.rank) {
+          cut_into_chunks(place, run, [&](const Chunk& chunk) { fn(chunk, false); });
         }
       });
-    }
-  };
-  visit(true);
-  if (stage == Stage::kReplicated) {
-    visit(false);
-  }
+    });
+  });
 }
 
 }  // namespace zero

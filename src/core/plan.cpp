@@ -11,6 +11,9 @@
 namespace zero {
 namespace {
 
+// So few that no sum of bytes below (28 an element, 36 on the wire of three micro-batches) passes
+// 64 bits.
+constexpr std::uint64_t kMostElements = std::uint64_t{1} << 57;
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
 // Frozen parameters have no gradient, master or rule: they share a class whatever their group says.
@@ -75,7 +78,7 @@ class PlanBuilder {
     assign_slots();
     size_buckets();
     size_scratch();
-    // Throws where a sum of bytes passes 64 bits, so that no later question can.
+    // Throws where user bytes or counts of buffers pass 64 bits, so that no later question can.
     (void)plan_.peak_bytes(0);
     return std::move(plan_);
   }
@@ -94,13 +97,19 @@ class PlanBuilder {
       lay_out_unit(static_cast<UnitId>(u), mine, class_of_group);
       plan_.unit_begin_.push_back(static_cast<std::uint32_t>(plan_.segments_.size()));
     }
+    std::uint64_t elements = 0;
+    for (const ParameterClass& c : plan_.classes_) {
+      elements = checked_add(elements, c.elements);
+    }
+    require(elements <= kMostElements, "model: expected at most 2^57 elements, found " +
+                                           std::to_string(elements) +
+                                           "; look for a wrong dimension");
   }
 
   void lay_out_unit(UnitId unit, std::span<const ParameterId> parameters,
                     const std::vector<std::uint32_t>& class_of_group) {
-    const auto& described = plan_.model_.parameters();
     const auto class_of_parameter = [&](ParameterId p) {
-      return class_of_group[index(described[index(p)].group)];
+      return class_of_group[index(plan_.model_.parameters()[index(p)].group)];
     };
     std::vector<std::uint32_t> seen;  // classes, in order of appearance
     for (const ParameterId p : parameters) {
@@ -108,34 +117,38 @@ class PlanBuilder {
         seen.push_back(class_of_parameter(p));
       }
     }
-    std::uint64_t unit_bytes = 0, gradient_bytes = 0;
+    Segment segment{.unit = unit};
     for (const std::uint32_t c : seen) {
-      ParameterClass& kind = plan_.classes_[c];
-      Segment segment{.unit = unit,
-                      .class_index = c,
-                      .offset = kind.elements,
-                      .unit_bytes_at = unit_bytes,
-                      .gradient_bytes_at = gradient_bytes,
-                      .first = static_cast<std::uint32_t>(plan_.layout_.size())};
-      for (const ParameterId p : parameters) {
-        if (class_of_parameter(p) == c) {
-          plan_.places_[index(p)] = {static_cast<std::uint32_t>(plan_.segments_.size()),
-                                     segment.elements};
-          plan_.layout_.push_back(p);
-          segment.elements =
-              checked_add(segment.elements, round_up(described[index(p)].count, kGranule));
-        }
-      }
-      segment.count = static_cast<std::uint32_t>(plan_.layout_.size()) - segment.first;
-      segment.elements = round_up(segment.elements, granule_);
-      kind.elements = checked_add(kind.elements, segment.elements);
-      unit_bytes = checked_add(unit_bytes,
-                               checked_mul(segment.elements, bytes_of(kind.precision.parameter)));
-      if (kind.train == Train::kYes) {
-        gradient_bytes = checked_add(
-            gradient_bytes, checked_mul(segment.elements, bytes_of(kind.precision.gradient)));
-      }
-      plan_.segments_.push_back(segment);
+      segment.class_index = c;
+      segment.first = static_cast<std::uint32_t>(plan_.layout_.size());
+      std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(plan_.layout_),
+                   [&](ParameterId p) { return class_of_parameter(p) == c; });
+      place_segment(segment);
+    }
+  }
+
+  // Places the parameters from layout_[segment.first] on, keeps the segment, and leaves in
+  // `segment` where the unit's next one starts.
+  void place_segment(Segment& segment) {
+    ParameterClass& kind = plan_.classes_[segment.class_index];
+    segment.offset = kind.elements;
+    segment.count = static_cast<std::uint32_t>(plan_.layout_.size()) - segment.first;
+    segment.elements = 0;
+    for (const ParameterId p : std::span(plan_.layout_).subspan(segment.first)) {
+      plan_.places_[index(p)] = {static_cast<std::uint32_t>(plan_.segments_.size()),
+                                 segment.elements};
+      const std::uint64_t count = plan_.model_.parameters()[index(p)].count;
+      segment.elements = checked_add(segment.elements, round_up(count, kGranule));
+    }
+    segment.elements = round_up(segment.elements, granule_);
+    kind.elements = checked_add(kind.elements, segment.elements);
+    plan_.segments_.push_back(segment);
+    const auto bytes_at_end = [&](std::uint64_t begin, DType dtype) {
+      return checked_add(begin, checked_mul(segment.elements, bytes_of(dtype)));
+    };
+    segment.unit_bytes_at = bytes_at_end(segment.unit_bytes_at, kind.precision.parameter);
+    if (kind.train == Train::kYes) {
+      segment.gradient_bytes_at = bytes_at_end(segment.gradient_bytes_at, kind.precision.gradient);
     }
   }
 
@@ -222,15 +235,14 @@ Plan make_plan(const ModelSpec& model, const Options& options, World world) {
 }
 
 std::span<const Segment> Plan::segments(UnitId unit) const {
-  require(index(unit) < model_.units().size(),
-          "expected a unit of the plan (0 to " + std::to_string(model_.units().size()) +
-              " exclusive), found " + std::to_string(index(unit)));
+  check_id(index(unit), model_.units().size(), "unit");
   const std::uint32_t begin = unit_begin_[index(unit)];
   return std::span(segments_).subspan(begin, unit_begin_[index(unit) + 1] - begin);
 }
 
 const Place& Plan::place(ParameterId p) const {
-  return places_.at(index(p));
+  check_id(index(p), places_.size(), "parameter");
+  return places_[index(p)];
 }
 
 std::uint64_t Plan::unit_bytes(UnitId unit) const {
@@ -253,7 +265,8 @@ std::uint64_t Plan::gradient_bytes(UnitId unit) const {
 }
 
 std::uint32_t Plan::slot_of(UnitId unit) const {
-  return options_.stage == Stage::kParameters ? slot_of_unit_.at(index(unit)) : 0;
+  check_id(index(unit), model_.units().size(), "unit");
+  return options_.stage == Stage::kParameters ? slot_of_unit_[index(unit)] : 0;
 }
 
 std::uint32_t Plan::partial_sums() const {

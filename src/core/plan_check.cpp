@@ -90,6 +90,13 @@ void check_model(const ModelSpec& model) {
   }
 }
 
+void check_id(std::size_t found, std::size_t end, std::string_view what) {
+  if (found >= end) {  // first, since messages are dear and this is called often
+    expect(false, what, "one of the plan's " + std::to_string(end), found,
+           "ids count from 0 and belong to one model");
+  }
+}
+
 void check_rank(const Plan& plan, int rank) {
   expect(rank >= 0 && rank < plan.world().shard_ranks, "rank",
          "0 to " + std::to_string(plan.world().shard_ranks - 1), rank,

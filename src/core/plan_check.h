@@ -9,6 +9,8 @@ namespace zero {
 void check_world(const World& world);
 void check_options(const Options& options);
 void check_model(const ModelSpec& model);
+// `what` is "unit", ...; ids of it count from 0 to `end`, exclusive.
+void check_id(std::size_t found, std::size_t end, std::string_view what);
 void check_rank(const Plan& plan, int rank);
 
 }  // namespace zero

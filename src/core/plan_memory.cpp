@@ -245,9 +245,7 @@ void add_changes(std::vector<RowChange>& changes, const Run& run, std::uint64_t 
 
 Plan::ChunkCounts Plan::chunk_counts(int rank, std::uint32_t class_index) const {
   check_rank(*this, rank);
-  require(class_index < classes_.size(), "expected a class of the plan (0 to " +
-                                             std::to_string(classes_.size()) +
-                                             " exclusive), found " + std::to_string(class_index));
+  check_id(class_index, classes_.size(), "class");
   return count_classes(*this, rank)[class_index].rows;
 }
 
