@@ -32,8 +32,8 @@ void multiply_rows(const Product& p, std::size_t first, std::size_t count) {
   const std::size_t step = p.a.layout == Layout::kPlain ? p.a.stride : 1;
   cblas_sgemm(CblasRowMajor, transposition(p.a), transposition(p.b), as_int(count),
               as_int(p.columns), as_int(p.inner), p.alpha, p.a.data + first * step,
-              as_int(p.a.stride), p.b.data, as_int(p.b.stride), p.beta,
-              p.c + first * p.c_stride, as_int(p.c_stride));
+              as_int(p.a.stride), p.b.data, as_int(p.b.stride), p.beta, p.c + first * p.c_stride,
+              as_int(p.c_stride));
 }
 
 void multiply(const Product& p) {

@@ -152,9 +152,8 @@ struct SumColumns {
 
 struct Add {
   [[gnu::always_inline]] static void run(float* out, const float* x, std::size_t count) {
-    for_lanes(count, [&](std::size_t i, std::size_t n) LANES_INLINE {
-      store(out + i, load(out + i, n) + load(x + i, n), n);
-    });
+    for_lanes(count, [&](std::size_t i, std::size_t n)
+                         LANES_INLINE { store(out + i, load(out + i, n) + load(x + i, n), n); });
   }
 };
 
@@ -178,9 +177,8 @@ struct Add {
 }
 
 [[gnu::always_inline]] inline void scale_by(float* x, float factor, std::size_t count) {
-  for_lanes(count, [&](std::size_t i, std::size_t n) LANES_INLINE {
-    store(x + i, load(x + i, n) * factor, n);
-  });
+  for_lanes(count, [&](std::size_t i, std::size_t n)
+                       LANES_INLINE { store(x + i, load(x + i, n) * factor, n); });
 }
 
 struct CausalSoftmax {
@@ -202,9 +200,8 @@ struct SoftmaxBackward {
     for (std::size_t r = 0; r < rows.count; ++r, p += rows.width, d_p += rows.width) {
       const float *o = heads.output + r * heads.stride, *d_o = heads.d_output + r * heads.stride;
       Lanes total{};
-      for_lanes(heads.width, [&](std::size_t i, std::size_t n) LANES_INLINE {
-        total += load(o + i, n) * load(d_o + i, n);
-      });
+      for_lanes(heads.width, [&](std::size_t i, std::size_t n)
+                                 LANES_INLINE { total += load(o + i, n) * load(d_o + i, n); });
       const float mean = simd::sum(total);
       for_lanes(rows.width, [&](std::size_t i, std::size_t n) LANES_INLINE {
         store(p + i, load(p + i, n) * (load(d_p + i, n) - mean) * scale, n);
