@@ -18,8 +18,8 @@ src/comm             (comm/.*|zero/(backend|communicator|dtype|error|launch|opti
 src/checkpoint       (checkpoint/.*|core/.*|zero/(backend|checkpoint|dtype|error|model|options|plan|safetensors)\.h)
 src/tools            (tools/.*|zero/.*)
 kernels              (kernels/.*|zero/(dtype|host_device|isa|make_rule|update_arguments|update_math|update_rule)\.h)
-examples             (zero/.*|[^/]+)
-bench                (zero/.*|[^/]+)
+examples             (?!(checkpoint|comm|core|cpu|cuda|engine|kernels|memory|tests)/).*
+bench                (kernels/.*|(?!(checkpoint|comm|core|cpu|cuda|engine|kernels|memory|tests)/).*)
 '
 # Who may include the headers of a device or a transport.
 seers='^(include/zero/cuda\.h|src/cuda/|kernels/[^:]*\.cu|src/comm/(nccl|mpi))'
