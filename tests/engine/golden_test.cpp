@@ -17,7 +17,8 @@ using ::testing::ValuesIn;
 // Every Adam of the index that needs neither fp16 nor a loss scale.
 std::vector<std::string> adam_cases() {
   std::vector<std::string> out;
-  for (const auto& [name, json] : golden_index().items()) {
+  const nlohmann::json cases = golden_index();
+  for (const auto& [name, json] : cases.items()) {
     if (name.starts_with("adam") && json.at("scaler").is_null()) {
       out.push_back(name);
     }

@@ -203,7 +203,11 @@ class RankLoop {
       }
     }
     if (setup_.snapshots.contains(step + 1)) {
-      visit_all(Values::kMaster, result_.snapshots[step + 1]);
+      Tensors masters;
+      visit_all(Values::kMaster, masters);
+      if (rank() == 0) {
+        result_.snapshots[step + 1] = std::move(masters);
+      }
     }
   }
 
