@@ -54,6 +54,8 @@ void check_world(const World& world) {
          "the step's control message counts ranks in 21 bits");
   expect(world.replicate_ranks == 1, "World::replicate_ranks", "1", world.replicate_ranks,
          "replicas of shards are not supported yet: put all ranks into shard_ranks");
+  expect(world.transport <= Transport::kNccl, "World::transport", "0 to 2",
+         static_cast<int>(world.transport), "use an enumerator of Transport");
 }
 
 void check_options(const Options& options) {

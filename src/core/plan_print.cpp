@@ -74,34 +74,46 @@ void print_wire(std::ostream& out, const Plan& plan) {
   }
 }
 
-// What fits in `device_bytes`, one line each: higher stages here, then more ranks at stage 3.
-void print_remedies(std::ostream& out, const Plan& plan, std::uint64_t device_bytes) {
-  const auto line = [&](const Plan& other) {
-    const std::uint64_t peak = highest_peak(other);
-    const bool fits = peak <= device_bytes;
-    out << "  stage " << static_cast<int>(other.options().stage) << " on "
-        << ranks(other.world().shard_ranks) << ": " << format_bytes(peak)
-        << (fits ? ", fits\n" : ", does not fit\n");
-    return fits;
-  };
-  const int world = plan.world().shard_ranks;
-  for (int s = static_cast<int>(plan.options().stage) + 1; s <= 3; ++s) {
-    line(with(plan, static_cast<Stage>(s), world));
-  }
+// Stage 3 on 1, 2, 4, ... ranks: the first that fits, else the one that needs least. Padding to the
+// world makes small models grow again on many ranks.
+Plan find_world(const Plan& plan, std::uint64_t device_bytes) {
   constexpr int kMostRanks = 65'536;
-  for (int w = 1; w <= kMostRanks; w *= 2) {
-    const Plan other = with(plan, Stage::kParameters, w);
-    if (highest_peak(other) <= device_bytes) {
-      line(other);
-      return;
+  Plan least = with(plan, Stage::kParameters, 1);
+  for (int w = 2; w <= kMostRanks && highest_peak(least) > device_bytes; w *= 2) {
+    Plan other = with(plan, Stage::kParameters, w);
+    if (highest_peak(other) < highest_peak(least)) {
+      least = std::move(other);
     }
   }
-  const Plan least = with(plan, Stage::kParameters, kMostRanks);
-  out << "  no number of ranks up to " << kMostRanks << " fits at stage 3: live units take "
-      << format_bytes(least.bytes(Category::kLiveUnits, 0)) << ", gradient buckets "
-      << format_bytes(least.bytes(Category::kBuckets, 0)) << ", the user's own bytes "
-      << format_bytes(least.bytes(Category::kUser, 0))
-      << "; make units, bucket_bytes or live_units smaller\n";
+  return least;
+}
+
+void print_remedy(std::ostream& out, const Plan& plan, std::uint64_t device_bytes) {
+  const std::uint64_t peak = highest_peak(plan);
+  out << "  stage " << static_cast<int>(plan.options().stage) << " on "
+      << ranks(plan.world().shard_ranks) << ": " << format_bytes(peak)
+      << (peak <= device_bytes ? ", fits\n" : ", does not fit\n");
+}
+
+// Higher stages on as many ranks, then the ranks at stage 3 that would do.
+void print_remedies(std::ostream& out, const Plan& plan, std::uint64_t device_bytes) {
+  const int world = plan.world().shard_ranks;
+  const int stage = static_cast<int>(plan.options().stage);
+  for (int s = stage + 1; s <= static_cast<int>(Stage::kParameters); ++s) {
+    print_remedy(out, with(plan, static_cast<Stage>(s), world), device_bytes);
+  }
+  const Plan found = find_world(plan, device_bytes);
+  if (found.world().shard_ranks != world) {
+    print_remedy(out, found, device_bytes);
+  }
+  if (highest_peak(found) > device_bytes) {
+    const int rank = found.fullest_rank();
+    const auto of = [&](Category c) { return format_bytes(found.bytes(c, rank)); };
+    out << "  no number of ranks fits at stage 3; the least is " << ranks(found.world().shard_ranks)
+        << ", where live units take " << of(Category::kLiveUnits) << ", gradient buckets "
+        << of(Category::kBuckets) << ", the user's own bytes " << of(Category::kUser)
+        << "; make units, bucket_bytes, live_units or activations smaller\n";
+  }
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 
 #include "zero/error.h"
 
+#include "tests/core/drawn_plan.h"
 #include "tests/core/plan_oracle.h"
-#include "tests/core/random_model.h"
 
 namespace zero {
 namespace {
@@ -19,43 +19,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::ThrowsMessage;
-
-constexpr std::uint64_t kSeeds = 150;
-constexpr int kWorlds[] = {1, 2, 3, 4, 5, 6, 7, 8, 1000, 100'000};
-
-// A random model, its plan and what the plan should be.
-struct Drawn {
-  ModelSpec model;
-  Options options;
-  int world;
-  Plan plan;
-  testing::Oracle oracle;
-
-  explicit Drawn(std::uint64_t seed) : Drawn(testing::RandomModel(seed), seed) {}
-
- private:
-  Drawn(testing::RandomModel random, std::uint64_t seed)
-      : model(random.model()),
-        options(random.options()),
-        world(kWorlds[seed % std::size(kWorlds)]),
-        plan(make_plan(model, options, {.shard_ranks = world})),
-        oracle(model, options, static_cast<std::uint64_t>(world)) {}
-};
-
-template <class Fn>
-void for_each_seed(Fn&& fn) {
-  int worlds_above_8 = 0;
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    const Drawn drawn(seed);
-    worlds_above_8 += drawn.world > 8 ? 1 : 0;
-    fn(drawn);
-    if (::testing::Test::HasFailure()) {
-      return;
-    }
-  }
-  ASSERT_GT(worlds_above_8, 10);
-}
 
 std::vector<int> some_ranks(int world) {
   std::vector<int> ranks;
@@ -73,7 +36,7 @@ UnitId unit(std::size_t u) {
 }
 
 TEST(Plan, LaysOutSegmentsAsTheOracleDoes) {
-  for_each_seed([](const Drawn& d) {
+  testing::for_each_drawn([](const testing::DrawnPlan& d) {
     for (std::size_t u = 0; u < d.oracle.units.size(); ++u) {
       const testing::OracleUnit& wanted = d.oracle.units[u];
       const auto found = d.plan.segments(unit(u));
@@ -93,7 +56,7 @@ TEST(Plan, LaysOutSegmentsAsTheOracleDoes) {
 }
 
 TEST(Plan, PlacesEachParameterInItsSegmentAtAMultipleOfTheGranule) {
-  for_each_seed([](const Drawn& d) {
+  testing::for_each_drawn([](const testing::DrawnPlan& d) {
     std::size_t placed = 0;
     for (std::size_t u = 0; u < d.oracle.units.size(); ++u) {
       for (std::size_t s = 0; s < d.oracle.units[u].segments.size(); ++s) {
@@ -113,7 +76,7 @@ TEST(Plan, PlacesEachParameterInItsSegmentAtAMultipleOfTheGranule) {
 }
 
 TEST(Plan, PadsEachSegmentToTheLeastMultipleOfWorldTimesGranule) {
-  for_each_seed([](const Drawn& d) {
+  testing::for_each_drawn([](const testing::DrawnPlan& d) {
     for (const Segment& s : d.plan.segments()) {
       const std::uint64_t unit_of_padding = static_cast<std::uint64_t>(d.world) * kGranule;
       EXPECT_EQ(s.elements % unit_of_padding, 0U);
@@ -129,7 +92,7 @@ TEST(Plan, PadsEachSegmentToTheLeastMultipleOfWorldTimesGranule) {
 }
 
 TEST(Plan, ClassesHoldTheSumOfTheirSegments) {
-  for_each_seed([](const Drawn& d) {
+  testing::for_each_drawn([](const testing::DrawnPlan& d) {
     ASSERT_EQ(d.plan.classes().size(), d.oracle.class_elements.size());
     std::vector<std::uint64_t> sum(d.plan.classes().size());
     for (const Segment& s : d.plan.segments()) {
@@ -143,7 +106,7 @@ TEST(Plan, ClassesHoldTheSumOfTheirSegments) {
 }
 
 TEST(Plan, ExtentsAreThoseOfTheOracle) {
-  for_each_seed([](const Drawn& d) {
+  testing::for_each_drawn([](const testing::DrawnPlan& d) {
     for (const int rank : some_ranks(d.world)) {
       for (std::size_t u = 0; u < d.oracle.units.size(); ++u) {
         ASSERT_EQ(d.plan.extents(rank, unit(u)),
@@ -155,7 +118,7 @@ TEST(Plan, ExtentsAreThoseOfTheOracle) {
 }
 
 // For any W: each element of each parameter has exactly one owner, and the owner's shard holds it.
-void expect_partition(const Drawn& d) {
+void expect_partition(const testing::DrawnPlan& d) {
   std::vector<std::vector<Extent>> pieces(d.model.parameters().size());
   for (int rank = 0; rank < d.world; ++rank) {
     for (std::size_t u = 0; u < d.model.units().size(); ++u) {
@@ -185,18 +148,18 @@ void expect_partition(const Drawn& d) {
 }
 
 TEST(Plan, ExtentsPartitionEveryParameterExactlyOnce) {
-  for_each_seed([](const Drawn& d) {
+  testing::for_each_drawn([](const testing::DrawnPlan& d) {
     if (d.world <= 1000) {
       expect_partition(d);
     }
   });
-  const Drawn largest(std::size(kWorlds) - 1);
+  const testing::DrawnPlan largest(std::size(testing::kWorlds) - 1);
   ASSERT_EQ(largest.world, 100'000);
   expect_partition(largest);
 }
 
 TEST(Plan, ExtentsAreTheSameAtEveryStage) {
-  for_each_seed([](const Drawn& d) {
+  testing::for_each_drawn([](const testing::DrawnPlan& d) {
     Options other = d.options;
     other.stage = static_cast<Stage>((static_cast<int>(other.stage) + 1) % 4);
     const Plan plan = make_plan(d.model, other, d.plan.world());
@@ -310,129 +273,6 @@ TEST(Plan, AParameterSmallerThanTheWorldBelongsToTheFirstRank) {
   for (int rank = 1; rank < 7; ++rank) {
     EXPECT_THAT(plan.extents(rank, u), IsEmpty()) << "rank " << rank;
   }
-}
-
-TEST(Plan, SlotsFollowTheOracleAtStage3AndAreNoneBelow) {
-  for_each_seed([](const Drawn& d) {
-    const std::vector<std::uint64_t> wanted = d.oracle.slot_bytes();
-    ASSERT_EQ(d.plan.slots().size(), wanted.size());
-    std::uint64_t offset = 0;
-    for (std::size_t i = 0; i < wanted.size(); ++i) {
-      EXPECT_EQ(d.plan.slots()[i].bytes, wanted[i]);
-      EXPECT_EQ(d.plan.slots()[i].offset, offset);
-      EXPECT_EQ(offset % 256, 0U);
-      offset += wanted[i];
-    }
-  });
-}
-
-TEST(Plan, UnitsTakeSlotsInTurnAndTiedUnitsOneOfTheirOwn) {
-  ModelSpec model;
-  const GroupId g = model.add_group("all");
-  const auto add = [&](const char* name, std::size_t granules, GradientLife life) {
-    const UnitId u = model.add_unit(name, life);
-    model.add(u, "w", {granules * kGranule}, g);
-    return u;
-  };
-  const UnitId a = add("a", 1, GradientLife::kBucket);
-  const UnitId tied = add("tied", 9, GradientLife::kUntilReady);
-  const UnitId b = add("b", 5, GradientLife::kBucket);
-  const UnitId c = add("c", 3, GradientLife::kBucket);
-  const Plan plan = make_plan(model, {.stage = Stage::kParameters, .live_units = 2}, {});
-  EXPECT_EQ(plan.slot_of(a), 0U);
-  EXPECT_EQ(plan.slot_of(b), 1U);
-  EXPECT_EQ(plan.slot_of(c), 0U);
-  EXPECT_EQ(plan.slot_of(tied), 2U);
-  constexpr std::uint64_t kBytes = kGranule * sizeof(float);
-  EXPECT_THAT(plan.slots(), ElementsAre(Slot{0, 3 * kBytes}, Slot{3 * kBytes, 5 * kBytes},
-                                        Slot{8 * kBytes, 9 * kBytes}));
-}
-
-TEST(Plan, BucketBuffersFollowTheOracle) {
-  for_each_seed([](const Drawn& d) {
-    EXPECT_EQ(d.plan.bucket_buffer_bytes(), d.oracle.bucket_bytes());
-    EXPECT_EQ(d.plan.bucket_buffer_bytes() % 256, 0U);
-  });
-}
-
-TEST(Plan, ABucketHoldsTheLargestUnitAndNeverMoreThanTheModel) {
-  ModelSpec model;
-  const GroupId g = model.add_group("all");
-  for (const std::size_t granules : {2U, 7U, 4U}) {
-    model.add(model.add_unit("u" + std::to_string(granules)), "w", {granules * kGranule}, g);
-  }
-  constexpr std::uint64_t kBytes = kGranule * sizeof(float);
-  const auto with = [&](std::size_t bucket_bytes) {
-    return make_plan(model, {.bucket_bytes = bucket_bytes}, {}).bucket_buffer_bytes();
-  };
-  EXPECT_EQ(with(1), 7 * kBytes);
-  EXPECT_EQ(with(9 * kBytes), 9 * kBytes);
-  EXPECT_EQ(with(9 * kBytes + 1), 9 * kBytes + 256);
-  EXPECT_EQ(with(std::size_t{1} << 40), 13 * kBytes);
-  EXPECT_EQ(with(~std::size_t{0}), 13 * kBytes);
-}
-
-TEST(Plan, ScratchAndPartialSumsFollowTheOracle) {
-  for_each_seed([](const Drawn& d) {
-    EXPECT_EQ(d.plan.reduce_scratch_elements(), d.oracle.reduce_scratch());
-    EXPECT_EQ(d.plan.partial_sums(), d.oracle.partial_sums());
-  });
-}
-
-// Whole units in order of `ready` go into one bucket while they fit: any such run of units must
-// find room for its shard in the scratch.
-TEST(Plan, ScratchHoldsTheShardOfWhateverFitsIntoABucket) {
-  for_each_seed([](const Drawn& d) {
-    if (d.plan.reduce_scratch_elements() == 0) {
-      return;
-    }
-    for (std::size_t first = 0; first < d.oracle.units.size(); ++first) {
-      std::uint64_t bytes = 0, elements = 0;
-      for (std::size_t u = first; u < d.oracle.units.size(); ++u) {
-        const testing::OracleUnit& unit = d.oracle.units[u];
-        bytes += unit.until_ready ? 0 : unit.gradient_bytes;
-        for (const testing::OracleSegment& s : unit.segments) {
-          elements += s.trained && !unit.until_ready ? s.elements : 0;
-        }
-        if (bytes <= d.plan.bucket_buffer_bytes()) {
-          EXPECT_LE(elements / static_cast<std::uint64_t>(d.world),
-                    d.plan.reduce_scratch_elements());
-        }
-      }
-    }
-  });
-}
-
-TEST(Plan, OnlyTheInvariantNumericsAndHigherStagesNeedScratch) {
-  ModelSpec model;
-  model.add(model.add_unit("u"), "w", {1000}, model.add_group("all"));
-  const auto scratch = [&](Stage stage, Numerics numerics) {
-    return make_plan(model, {.stage = stage, .numerics = numerics}, {.shard_ranks = 2})
-        .reduce_scratch_elements();
-  };
-  EXPECT_EQ(scratch(Stage::kReplicated, Numerics::kFast), 0U);
-  EXPECT_EQ(scratch(Stage::kStates, Numerics::kFast), 0U);
-  EXPECT_EQ(scratch(Stage::kReplicated, Numerics::kStageInvariant), 512U);
-  EXPECT_EQ(scratch(Stage::kGradients, Numerics::kFast), 512U);
-  EXPECT_EQ(scratch(Stage::kParameters, Numerics::kFast), 512U);
-  EXPECT_EQ(scratch(Stage::kParameters, Numerics::kWorldInvariant), 0U);
-}
-
-TEST(Plan, PartialSumsAreTheFloorOfTheBinaryLogarithm) {
-  ModelSpec model;
-  model.add(model.add_unit("u"), "w", {1000}, model.add_group("all"));
-  const auto sums = [&](int micro_batches) {
-    return make_plan(model,
-                     {.numerics = Numerics::kWorldInvariant, .max_micro_batches = micro_batches},
-                     {})
-        .partial_sums();
-  };
-  EXPECT_EQ(sums(1), 0U);
-  EXPECT_EQ(sums(2), 1U);
-  EXPECT_EQ(sums(3), 1U);
-  EXPECT_EQ(sums(4), 2U);
-  EXPECT_EQ(sums(1023), 9U);
-  EXPECT_EQ(sums(1024), 10U);
 }
 
 TEST(Plan, RefusesRanksUnitsAndClassesOutOfRange) {
