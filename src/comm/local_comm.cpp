@@ -283,10 +283,12 @@ std::unique_ptr<Communicator> LocalCommunicator::split(int color, int key) {
     }
   }
   std::sort(members.begin(), members.end());
-  const auto me = std::find(members.begin(), members.end(), std::pair(key, rank_));
-  return std::make_unique<LocalCommunicator>(
-      room_->child(splits_++, color, static_cast<int>(members.size())),
-      static_cast<int>(me - members.begin()), deadline_);
+  std::vector<int> ranks(members.size());
+  std::transform(members.begin(), members.end(), ranks.begin(),
+                 [](const auto& member) { return member.second; });
+  const auto me = std::find(ranks.begin(), ranks.end(), rank_);
+  return std::make_unique<LocalCommunicator>(room_->child(splits_++, color, ranks),
+                                             static_cast<int>(me - ranks.begin()), deadline_);
 }
 
 void LocalCommunicator::abort(const std::string& why) noexcept {

@@ -100,7 +100,7 @@ Room::Meeting& Room::enter(Lock& /*held*/, const Caller& caller, Arrival arrival
                       describe(meeting.arrivals[r]) + ", rank " + std::to_string(me) + " called " +
                       describe(mine) + first_difference(meeting.arrivals[r], mine) +
                       "; all ranks must make the same calls in the same order",
-                  {mine.operation, caller.sequence, caller.rank, static_cast<int>(r)}, -1);
+                  {mine.operation, caller.sequence, caller.rank, static_cast<int>(r)}, kFoundByAll);
       break;
     }
   }
@@ -197,7 +197,7 @@ void Room::fail_absent(const Caller& caller, const Meeting& meeting, int absent,
   const Arrival& mine = meeting.arrivals[static_cast<std::size_t>(caller.rank)];
   fail_locked("rank " + std::to_string(caller.rank) + " waited in " + name_of(caller.channel) +
                   std::to_string(caller.sequence) + ", " + describe(mine) + ", but " + why,
-              {mine.operation, caller.sequence, caller.rank, absent}, -1);
+              {mine.operation, caller.sequence, caller.rank, absent}, kFoundByAll);
 }
 
 void Room::fail(const std::string& error, CommError::Facts facts, int origin) noexcept {
@@ -220,10 +220,20 @@ void Room::fail_locked(const std::string& error, CommError::Facts facts, int ori
   error_ = error;
   facts_ = std::move(facts);
   origin_ = origin;
-  for (const auto& weak : children_) {  // always parent before child: no cycle of locks
-    if (const auto room = weak.lock()) {
-      room->fail(error_, facts_, origin);
-    }
+  for (const Child& child : children_) {  // always parent before child: no cycle of locks
+    tell(child);
+  }
+}
+
+void Room::tell(const Child& child) const {
+  int origin = origin_;
+  if (origin != kFoundByAll) {
+    const auto found = std::find(child.members.begin(), child.members.end(), origin);
+    origin =
+        found == child.members.end() ? kOutside : static_cast<int>(found - child.members.begin());
+  }
+  if (const auto room = child.room.lock()) {
+    room->fail(error_, facts_, origin);
   }
 }
 
@@ -237,7 +247,7 @@ void Room::check(int rank) {
 void Room::throw_failure(int rank) const {
   CommError::Facts facts = facts_;
   facts.rank = rank;
-  if (origin_ >= 0 && origin_ != rank) {
+  if (origin_ != kFoundByAll && origin_ != rank) {
     throw SecondhandError(error_, std::move(facts));
   }
   throw CommError(error_, std::move(facts));
@@ -249,19 +259,19 @@ void Room::leave(int rank) noexcept {
   changed_.notify_all();
 }
 
-std::shared_ptr<Room> Room::child(std::uint64_t ordinal, int color, int members) {
+std::shared_ptr<Room> Room::child(std::uint64_t ordinal, int color, std::span<const int> members) {
   const Lock lock(mutex_);
-  Child& c = splitting_[{ordinal, color}];
-  if (c.room == nullptr) {
-    c = {std::make_shared<Room>(members), members};
-    std::erase_if(children_, [](const auto& weak) { return weak.expired(); });
-    children_.push_back(c.room);
+  Split& split = splitting_[{ordinal, color}];
+  if (split.room == nullptr) {
+    split = {std::make_shared<Room>(static_cast<int>(members.size())), members.size()};
+    std::erase_if(children_, [](const Child& c) { return c.room.expired(); });
+    children_.push_back({split.room, {members.begin(), members.end()}});
     if (failed_) {
-      c.room->fail(error_, facts_, origin_);
+      tell(children_.back());
     }
   }
-  std::shared_ptr<Room> room = c.room;
-  if (--c.to_fetch == 0) {
+  std::shared_ptr<Room> room = split.room;
+  if (--split.to_fetch == 0) {
     splitting_.erase({ordinal, color});
   }
   return room;

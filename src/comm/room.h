@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -63,15 +64,19 @@ class Room {
   void meet(const Caller& caller, Arrival arrival, std::span<const Round> rounds);
 
   // ---- errors: the first one stays
-  // origin -1: found by all ranks alike.
+  // `origin` is the rank that caused it, for which alone it is no news.
+  static constexpr int kFoundByAll = -1;
+  static constexpr int kOutside = std::numeric_limits<int>::max();  // a rank of the parent only
   void fail(const std::string& error, CommError::Facts facts, int origin) noexcept;
   // Throws: CommError when the room has failed
   void check(int rank);
   // The rank will issue nothing more; meetings that still need it fail.
   void leave(int rank) noexcept;
 
-  // The room of the ranks with one color in the split numbered `ordinal`; `members` of them ask.
-  [[nodiscard]] std::shared_ptr<Room> child(std::uint64_t ordinal, int color, int members);
+  // The room of the ranks with one color in the split numbered `ordinal`; each of `members` (ranks
+  // here, in their order there) asks once.
+  [[nodiscard]] std::shared_ptr<Room> child(std::uint64_t ordinal, int color,
+                                            std::span<const int> members);
 
  private:
   struct Meeting {
@@ -106,14 +111,19 @@ class Room {
   bool failed_ = false;
   std::string error_;
   CommError::Facts facts_;
-  int origin_ = -1;
+  int origin_ = kFoundByAll;
 
   struct Child {
-    std::shared_ptr<Room> room;
-    int to_fetch = 0;
+    std::weak_ptr<Room> room;
+    std::vector<int> members;  // ranks here, in their order there
   };
-  std::map<std::pair<std::uint64_t, int>, Child> splitting_;
-  std::vector<std::weak_ptr<Room>> children_;  // an error here is one there
+  struct Split {
+    std::shared_ptr<Room> room;
+    std::size_t to_fetch = 0;
+  };
+  void tell(const Child& child) const;  // an error here is one there
+  std::map<std::pair<std::uint64_t, int>, Split> splitting_;
+  std::vector<Child> children_;
 };
 
 }  // namespace zero

@@ -52,11 +52,11 @@ void run_ranks(int world, const std::function<void(Communicator&)>& body, Launch
     try {
       body(communicator);
     } catch (const std::exception& e) {
+      first.add(std::current_exception());  // before the others hear of it and throw theirs
       communicator.bootstrap().raise(e.what());
-      first.add(std::current_exception());
     } catch (...) {
-      communicator.bootstrap().raise("an exception that is no std::exception");
       first.add(std::current_exception());
+      communicator.bootstrap().raise("an exception that is no std::exception");
     }
   };
   std::vector<std::jthread> ranks;
@@ -66,7 +66,7 @@ void run_ranks(int world, const std::function<void(Communicator&)>& body, Launch
       ranks.emplace_back(run, rank);
     }
   } catch (const std::exception& e) {  // no more threads: those that run must not wait for them
-    room->fail(std::string("a rank could not be started: ") + e.what(), {}, -1);
+    room->fail(std::string("a rank could not be started: ") + e.what(), {}, Room::kFoundByAll);
     ranks.clear();
     throw;
   }
