@@ -103,6 +103,21 @@ void MicroBatches::launch_closed() {
     closed_.erase(next);
     launch(buckets_[bucket]);
   }
+  if (!closed_.empty() && open_count() == 0) {
+    throw_crosswise(buckets_[closed_.front()]);
+  }
+}
+
+// Nothing is missing, and yet a bucket waits: for one that waits for it.
+void MicroBatches::throw_crosswise(const Bucket& b) const {
+  for (const UnitId u : b.units) {
+    if (micros_[b.micro].units[index(u)].turn != reducer_.summed(u)) {
+      throw UsageError(context_.who() + "unit '" + context_.name(u) +
+                       "' became ready in open micro-batches in another order than the units of "
+                       "its bucket, so that two buckets wait for each other: make units ready in "
+                       "one order, or set Options::bucket_bytes to 1");
+    }
+  }
 }
 
 void MicroBatches::launch(Bucket& b) {

@@ -67,6 +67,15 @@ Event Context::all_reduce(std::span<const Transfer> transfers, std::string_view 
   return latest_;
 }
 
+void Context::finish(const Event& event) {
+  try {
+    device.host_wait(event);
+  } catch (...) {
+    poison(std::current_exception());
+    throw;
+  }
+}
+
 void Context::check() {
   if (poison_ != nullptr) {
     std::rethrow_exception(poison_);

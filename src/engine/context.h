@@ -79,8 +79,9 @@ class Context {
   Event all_gather(std::span<const Transfer>, std::string_view label,
                    std::span<const Event> after = {});
   Event all_reduce(std::span<const Transfer>, std::string_view label);
-  // Blocks until the engine stream is idle. Throws: what poisoned it
-  void finish() { device.host_wait(device.record(stream)); }
+  // Blocks until the engine stream is idle. Throws: what poisoned it, which all ranks learn
+  void finish() { finish(device.record(stream)); }
+  void finish(const Event& event);
 
   // ---- errors: the first one stays, and every rank learns of it
   void check();

@@ -92,6 +92,7 @@ class MicroBatches {
   [[nodiscard]] bool all_ready(const Bucket& b) const;
   void close(std::size_t bucket);
   void launch_closed();
+  void throw_crosswise(const Bucket& b) const;
   void launch(Bucket& b);
   void release_micro(Micro& m);
 

@@ -72,13 +72,13 @@ PendingStep::~PendingStep() = default;
 
 bool PendingStep::done() const {
   require(state_ != nullptr, "done() of a PendingStep that was moved from");
-  return state_->device == nullptr || state_->device->done(state_->event);
+  return state_->context == nullptr || state_->context->device.done(state_->event);
 }
 
 StepResult PendingStep::get() {
   require(state_ != nullptr, "get() of a PendingStep that was moved from");
-  if (state_->device != nullptr) {
-    state_->device->host_wait(state_->event);
+  if (state_->context != nullptr) {
+    state_->context->finish(state_->event);
   }
   if (!state_->filled && state_->error != nullptr) {
     std::rethrow_exception(state_->error);

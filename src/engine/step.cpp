@@ -52,7 +52,7 @@ Stepper::~Stepper() {
   }
   for (const auto& weak : outstanding_) {
     if (const auto state = weak.lock()) {
-      state->device = nullptr;
+      state->context = nullptr;
       state->error = error;
     }
   }
@@ -185,7 +185,7 @@ void Stepper::refresh_replicas() {
 
 std::shared_ptr<StepState> Stepper::enqueue_result() {
   auto state = std::make_shared<StepState>();
-  state->device = &context_.device;
+  state->context = &context_;
   state->begin = begin_;
   state->wire_bytes = context_.statistics.wire_bytes - wire_bytes_at_begin_;
   wire_bytes_at_begin_ = context_.statistics.wire_bytes;

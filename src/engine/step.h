@@ -17,7 +17,7 @@ namespace zero {
 
 // Shared by the engine stream, which fills it, and the user, who may wait for it or not.
 struct StepState {
-  Backend* device = nullptr;  // null when the optimizer is gone: `event` has been reached then
+  Context* context = nullptr;  // null when the optimizer is gone: `event` has been reached then
   Event event;
   StepScalars scalars;
   bool filled = false;

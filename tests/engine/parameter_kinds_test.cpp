@@ -71,8 +71,8 @@ TEST_P(ParameterKinds, FrozenOnesKeepEveryBitAndTheRestTrains) {
   run_each(world(), adapters(Train::kFrozen), options(), [](Rank& rank) {
     const Tensors before = read_all(rank.optimizer);
     for (int step = 0; step < 3; ++step) {
-      EXPECT_EQ(train_step(rank.optimizer, one()).grad_norm,
-                std::sqrt(2.0 * (168.0 * kGranule + 5)));
+      EXPECT_DOUBLE_EQ(train_step(rank.optimizer, one()).grad_norm,
+                       std::sqrt(2.0 * (168.0 * kGranule + 5)));
     }
     const Tensors after = read_all(rank.optimizer);
     for (std::size_t p = 0; p < before.size(); ++p) {
@@ -102,7 +102,7 @@ TEST_P(ParameterKinds, OfNoElementsOneElementAndFewerThanRanksTrain) {
       elements += static_cast<double>(values.size());
     }
     const StepResult result = train_step(rank.optimizer, one());
-    EXPECT_EQ(result.grad_norm, std::sqrt(elements));
+    EXPECT_DOUBLE_EQ(result.grad_norm, std::sqrt(elements));
     const Tensors after = read_all(rank.optimizer);
     for (std::size_t p = 0; p < before.size(); ++p) {
       ASSERT_EQ(after[p].size(), model.parameters()[p].count);
@@ -245,7 +245,7 @@ TEST_P(ParameterKinds, NotCountedInTheNormAreClippedAllTheSame) {
   Options clipping = options();
   clipping.clip_norm = 1.0;
   run_each(world(), model, clipping, [](Rank& rank) {
-    EXPECT_EQ(train_step(rank.optimizer, one()).grad_norm, std::sqrt(300.0));
+    EXPECT_DOUBLE_EQ(train_step(rank.optimizer, one()).grad_norm, std::sqrt(300.0));
     const Tensors m = whole_state(rank, "exp_avg");
     EXPECT_EQ(m[0], m[1]);
     EXPECT_NEAR(m[1][0], 0.1 / (std::sqrt(300.0) + 1e-6), 1e-8);

@@ -96,7 +96,7 @@ TEST_P(B019, GroupsSmallerThanTheWorldTrainAlone) {
       const StepResult result =
           train_step(rank.optimizer, [](ParameterId, std::size_t) { return -1.0F; });
       EXPECT_TRUE(result.applied);
-      EXPECT_EQ(result.grad_norm, std::sqrt(static_cast<double>(elements)));
+      EXPECT_DOUBLE_EQ(result.grad_norm, std::sqrt(static_cast<double>(elements)));
       const Tensors master = whole(rank, Values::kMaster), m = whole_state(rank, "exp_avg");
       for (std::size_t p = 0; p < counts.size(); ++p) {
         std::vector<float> initial(counts[p]);

@@ -111,7 +111,7 @@ TEST_P(B002, PaddingIsInNoStatisticAndNoWeight) {
         const StepResult result =
             train_step(*rank.optimizer, [](ParameterId, std::size_t) { return 1.0F; });
         ASSERT_TRUE(result.applied);
-        EXPECT_EQ(result.grad_norm, std::sqrt(static_cast<double>(count + 1)));
+        EXPECT_DOUBLE_EQ(result.grad_norm, std::sqrt(static_cast<double>(count + 1)));
         EXPECT_FALSE(result.first_non_finite.has_value());
       }
       EXPECT_GT(rank.poisoned, 0U);
@@ -255,7 +255,8 @@ TEST_P(B006, SmallUpdatesMoveABf16WeightThroughItsMaster) {
       train_step(rank.optimizer, [](ParameterId, std::size_t) { return 1.0F; });
     }
     // Each step subtracts lr to 1e-8 of it; 100 fp32 subtractions near 1 round by 6e-8 each.
-    for (const float master : whole(rank, Values::kMaster)[0]) {
+    const Tensors masters = whole(rank, Values::kMaster);
+    for (const float master : masters[0]) {
       ASSERT_NEAR(master, 0.94F, 1e-5F);
     }
     for (const float weight : read(rank.optimizer, parameter(0))) {
