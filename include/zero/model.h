@@ -104,11 +104,29 @@ class ModelSpec {
   [[nodiscard]] const std::vector<UserBytes>& user_bytes() const { return user_bytes_; }
 
  private:
+  // Of all kinds, to refuse duplicates. A copy starts without them and finds them again when
+  // something is added to it: a plan copies its model, adds nothing, and would spend most of its
+  // time here.
+  struct Names {
+    Names() = default;
+    Names(const Names&) {}
+    Names(Names&&) noexcept = default;
+    Names& operator=(const Names&) {
+      taken.clear();
+      return *this;
+    }
+    Names& operator=(Names&&) noexcept = default;
+    ~Names() = default;
+    std::unordered_set<std::string> taken;
+  };
+  // Whether a name ("g/NAME", "u/NAME" or "p/UNIT/NAME") was free; it is taken then.
+  [[nodiscard]] bool take(std::string name);
+
   std::vector<Group> groups_;
   std::vector<Unit> units_;
   std::vector<Parameter> parameters_;
   std::vector<UserBytes> user_bytes_;
-  std::unordered_set<std::string> names_;  // of all kinds, to refuse duplicates
+  Names names_;
 };
 
 }  // namespace zero

@@ -43,6 +43,10 @@ void check_precision(const std::string& group, const Precision& precision, Train
               "kBf16WithMaster, or Train::kFrozen");
 }
 
+std::string name_in(UnitId unit, std::string_view parameter) {
+  return "p/" + std::to_string(index(unit)) + "/" + std::string(parameter);
+}
+
 // Elements of a shape; 0 when any dimension is 0, whatever the others are.
 std::size_t count_elements(const std::string& name, const std::vector<std::size_t>& shape) {
   std::uint64_t count = 1;
@@ -60,11 +64,27 @@ std::size_t count_elements(const std::string& name, const std::vector<std::size_
 
 }  // namespace
 
+bool ModelSpec::take(std::string name) {
+  if (names_.taken.size() != groups_.size() + units_.size() + parameters_.size()) {
+    names_.taken.clear();
+    for (const Group& group : groups_) {
+      names_.taken.insert("g/" + group.name);
+    }
+    for (const Unit& unit : units_) {
+      names_.taken.insert("u/" + unit.name);
+    }
+    for (const Parameter& parameter : parameters_) {
+      names_.taken.insert(name_in(parameter.unit, parameter.name));
+    }
+  }
+  return names_.taken.insert(std::move(name)).second;
+}
+
 GroupId ModelSpec::add_group(std::string name, GroupOptions options) {
   require(!name.empty(), "expected a name for the group, found \"\"; name it");
   require_room(groups_.size(), "group");
   check_precision(name, options.precision, options.train);
-  require(names_.insert("g/" + name).second,
+  require(take("g/" + name),
           "group " + quoted(name) + " was added before; expected a new name, or reuse its GroupId");
   groups_.push_back({std::move(name), std::move(options)});
   return static_cast<GroupId>(groups_.size() - 1);
@@ -73,7 +93,7 @@ GroupId ModelSpec::add_group(std::string name, GroupOptions options) {
 UnitId ModelSpec::add_unit(std::string name, GradientLife life) {
   require(!name.empty(), "expected a name for the unit, found \"\"; name it");
   require_room(units_.size(), "unit");
-  require(names_.insert("u/" + name).second,
+  require(take("u/" + name),
           "unit " + quoted(name) + " was added before; expected a new name, or reuse its UnitId");
   units_.push_back({std::move(name), life});
   return static_cast<UnitId>(units_.size() - 1);
@@ -92,7 +112,7 @@ ParameterId ModelSpec::add(UnitId unit, std::string name, std::vector<std::size_
               std::to_string(index(group)) + "; pass what add_group returned");
   require_room(parameters_.size(), "parameter");
   const std::size_t count = count_elements(name, shape);
-  require(names_.insert("p/" + std::to_string(index(unit)) + "/" + name).second,
+  require(take(name_in(unit, name)),
           "parameter " + quoted(name) + " was added to unit " + quoted(units_[index(unit)].name) +
               " before; expected a new name (a tied weight is added once, and its unit leased "
               "twice)");

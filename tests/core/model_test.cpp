@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -92,6 +93,23 @@ TEST(Model, RefusesNamesThatAreTaken) {
               AllOf(HasSubstr("parameter \"w\" was added to unit \"u\" before"),
                     HasSubstr("its unit leased twice")));
   EXPECT_EQ(small.model.parameters().size(), 1U);
+}
+
+TEST(Model, ACopyRefusesTheNamesOfItsOriginalAndTakesNewOnes) {
+  Small small;
+  small.model.add(small.unit, "w", {1}, small.group);
+  const ModelSpec original = small.model;
+  ModelSpec copy = original;
+  EXPECT_NE(refusal([&] { copy.add(small.unit, "w", {1}, small.group); }), "accepted");
+  EXPECT_NE(refusal([&] { copy.add_unit("u"); }), "accepted");
+  EXPECT_NE(refusal([&] { copy.add_group("all"); }), "accepted");
+  EXPECT_EQ(refusal([&] { copy.add(small.unit, "v", {1}, small.group); }), "accepted");
+  EXPECT_NE(refusal([&] { copy.add(small.unit, "v", {1}, small.group); }), "accepted");
+  copy = original;
+  EXPECT_EQ(refusal([&] { copy.add(small.unit, "v", {1}, small.group); }), "accepted");
+  const ModelSpec moved = std::move(copy);
+  copy = moved;
+  EXPECT_NE(refusal([&] { copy.add(small.unit, "v", {1}, small.group); }), "accepted");
 }
 
 TEST(Model, AGroupAUnitAndParametersOfTwoUnitsMayHaveOneName) {
