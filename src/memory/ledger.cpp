@@ -5,7 +5,6 @@
 #include <sstream>
 #include <utility>
 
-#include "zero/cpu.h"
 #include "zero/error.h"
 
 namespace zero {
