@@ -36,6 +36,7 @@ quietly() {
 }
 quietly cmake --preset "$preset"
 sed -n '/^-- zero /,/install rules/p' "$log"
+echo "-- builds $build"
 quietly cmake --build --preset "$preset"
 echo "-- set-up and build: $((SECONDS - started)) s"
 
