@@ -71,12 +71,19 @@ struct InputValue {
 
 class Inputs {
  public:
-  explicit Inputs(const Exchange& exchange) : exchange_(exchange) {}
+  Inputs(const Exchange& exchange, int world) : exchange_(exchange), world_(world) {
+    for (std::size_t piece = 0; piece < exchange.pieces.size(); ++piece) {
+      for (int rank = 0; rank < world; ++rank) {
+        lanes_.push_back(
+            mixed(mixed(exchange.seed * 64U + piece) + static_cast<std::uint64_t>(rank)));
+      }
+    }
+  }
 
   [[nodiscard]] InputValue at(std::size_t piece, int rank, std::size_t index) const {
-    const std::uint64_t lane =
-        mixed(exchange_.seed * 64U + piece) + static_cast<std::uint64_t>(rank);
-    return {mixed(mixed(lane) ^ index), exchange_.values};
+    const std::size_t lane =
+        piece * static_cast<std::size_t>(world_) + static_cast<std::size_t>(rank);
+    return {mixed(lanes_[lane] ^ index), exchange_.values};
   }
 
   // The bytes of one element as a sender holds it.
@@ -104,16 +111,16 @@ class Inputs {
   }
 
   // The bytes of the sum over ranks, as a receiver must find them.
-  void store_sum(std::size_t piece, int world, std::size_t index, std::byte* to) const {
+  void store_sum(std::size_t piece, std::size_t index, std::byte* to) const {
     if (exchange_.pieces[piece].dtype == DType::kInt64) {
       std::int64_t sum = 0;
-      for (int r = 0; r < world; ++r) {
+      for (int r = 0; r < world_; ++r) {
         sum += at(piece, r, index).as_int64();
       }
       std::memcpy(to, &sum, sizeof sum);
       return;
     }
-    const float sum = tree(piece, 0, world, index);
+    const float sum = tree(piece, 0, world_, index);
     std::memcpy(to, &sum, sizeof sum);
   }
 
@@ -133,6 +140,8 @@ class Inputs {
   }
 
   const Exchange& exchange_;
+  int world_;
+  std::vector<std::uint64_t> lanes_;  // by piece, by rank: where the hashes start
 };
 
 // How many elements of `piece` a rank gives and gets.
@@ -153,7 +162,7 @@ class Inputs {
                                                      int world) {
   const std::size_t width = bytes_of(x.pieces[piece].dtype);
   std::vector<std::byte> bytes(input_count(x, piece, world) * width);
-  const Inputs inputs(x);
+  const Inputs inputs(x, world);
   for (std::size_t i = 0; i * width < bytes.size(); ++i) {
     inputs.store(piece, rank, i, bytes.data() + i * width);
   }
@@ -167,15 +176,15 @@ class Inputs {
   const std::size_t width = bytes_of(output_dtype(x, piece));
   const std::size_t own = static_cast<std::size_t>(rank) * n;
   std::vector<std::byte> bytes(output_count(x, piece, world) * width);
-  const Inputs inputs(x);
+  const Inputs inputs(x, world);
   for (std::size_t i = 0; i * width < bytes.size(); ++i) {
     std::byte* to = bytes.data() + i * width;
     switch (x.verb) {
       case Verb::kReduceScatter:
-        inputs.store_sum(piece, world, own + i, to);
+        inputs.store_sum(piece, own + i, to);
         break;
       case Verb::kAllReduce:
-        inputs.store_sum(piece, world, i, to);
+        inputs.store_sum(piece, i, to);
         break;
       case Verb::kAllGather:
         inputs.store(piece, static_cast<int>(i / n), i % n, to);

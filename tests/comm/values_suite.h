@@ -19,8 +19,8 @@ inline std::vector<std::size_t> counts_for(int world) {
 }
 
 inline const std::vector<DType> kSummed = {DType::kFloat32, DType::kBfloat16, DType::kInt64};
-inline const std::vector<DType> kMoved = {DType::kFloat32, DType::kBfloat16, DType::kFloat16,
-                                          DType::kUint16,  DType::kUint8,    DType::kInt64};
+inline const std::vector<DType> kMoved = {DType::kFloat32, DType::kBfloat16, DType::kUint8,
+                                          DType::kInt64};  // every width
 
 template <class T>
 inline constexpr DType dtype_of_sum = dtype_of<T>::value;
@@ -120,6 +120,8 @@ TEST_P(CommValues, AGroupMixesDtypesCountsAndEmptyArrays) {
                   {1, DType::kFloat32}}},
       {.verb = Verb::kAllGather,
        .pieces = {{7, DType::kUint8},
+                  {65, DType::kFloat16, Place::kInPlace},
+                  {9, DType::kUint16},
                   {1009, DType::kFloat32, Place::kInPlace},
                   {0, DType::kBfloat16, Place::kInPlace},
                   {5, DType::kInt64},
@@ -130,7 +132,11 @@ TEST_P(CommValues, AGroupMixesDtypesCountsAndEmptyArrays) {
                   {14, DType::kInt64, Place::kInPlace},
                   {1, DType::kFloat32}}},
       {.verb = Verb::kAllToAll,
-       .pieces = {{0, DType::kFloat32}, {257, DType::kBfloat16}, {3, DType::kUint8}}},
+       .pieces = {{0, DType::kFloat32},
+                  {257, DType::kBfloat16},
+                  {3, DType::kUint8},
+                  {5, DType::kFloat16},
+                  {11, DType::kUint16}}},
       {.verb = Verb::kAllReduce, .pieces = {}},
       {.verb = Verb::kAllGather, .pieces = {{0, DType::kFloat32}}},
   };
