@@ -171,12 +171,12 @@ void Arrays::fill_chunks(std::size_t c) {
 }
 
 void Arrays::reset_states() {
+  context_.finish();  // a step in flight reads and writes both
   for (ClassArrays& arrays : classes_) {
     for (const Buffer& state : arrays.states) {
-      context_.device.fill(state.data(), 0, state.bytes(), context_.stream);
+      context_.device.fill(state.data(), 0, state.bytes(), kHost);
     }
   }
-  context_.finish();
   write_rows();
 }
 

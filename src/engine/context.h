@@ -42,6 +42,7 @@ class StreamPoints {
       }
     }
   }
+  [[nodiscard]] bool empty() const { return points_.empty(); }
   void clear() { points_.clear(); }
 
  private:

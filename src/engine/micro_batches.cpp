@@ -298,11 +298,15 @@ void MicroBatches::finish_parameters(Micro& m, UnitId unit, StreamRef stream) {
     }
     used_[p] = (used_[p] != 0 || m.written[p] == Written::kYes) ? 1 : 0;
   }
+  g.writers.clear();  // `stream` is behind all of them
   g.writers.add(stream, context_.device.record(stream));
 }
 
+// Earlier writers have waited for the memory to be free, and whoever waits for them has too.
 void MicroBatches::order_writer(const UnitGradient& g, StreamRef stream) {
-  context_.device.wait(stream, buckets_[g.bucket].free);
+  if (g.writers.empty()) {
+    context_.device.wait(stream, buckets_[g.bucket].free);
+  }
   g.writers.order_before(stream, context_.device);
 }
 

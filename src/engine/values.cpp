@@ -169,9 +169,11 @@ void ValueAccess::visit_all(Values values, const Visit& visit, int root) {
   require(root >= 0 && root < context_.world, context_.who() + "visit_all() with root " +
                                                   std::to_string(root) + ": expected 0 to " +
                                                   std::to_string(context_.world - 1));
-  gather_.order_after_readers();
-  context_.finish();
-  const double d = values == Values::kGradients ? divisor() : 1;
+  double d = 1;
+  if (values == Values::kGradients) {
+    context_.finish();
+    d = divisor();
+  }
   const Visit* mine = context_.rank == root ? &visit : nullptr;
   for (const Segment& s : context_.plan.segments()) {
     Source from = source(values, s, d);
@@ -181,6 +183,7 @@ void ValueAccess::visit_all(Values values, const Visit& visit, int root) {
     if (from.full == nullptr) {
       gather_and_visit(s, from, mine);
     } else if (mine != nullptr) {
+      context_.finish();
       from.own = from.full;
       visit_range(s, 0, s.elements, from, *mine);
     }

@@ -12,7 +12,8 @@ namespace {
 using ::testing::Combine;
 using ::testing::Values;
 
-// Six units of different sizes with two precisions and a frozen part.
+// Six units with two precisions and a frozen part; of much the same size, so that a bucket of one
+// unit has no room for two.
 ModelSpec mixed_model() {
   ModelSpec model;
   const GroupId low = model.add_group("low", {.precision = kBf16WithMaster});
@@ -22,7 +23,7 @@ ModelSpec mixed_model() {
   for (std::size_t u = 0; u < 6; ++u) {
     const std::string name = "h." + std::to_string(u);
     const UnitId unit = model.add_unit(name);
-    model.add(unit, name + ".w", {100 * u + 7}, low);
+    model.add(unit, name + ".w", {40 * u + 7}, low);
     model.add(unit, name + ".b", {u}, full);
     model.add(unit, name + ".base", {33, u}, frozen);
   }
