@@ -318,6 +318,8 @@ std::string describe(std::size_t number, const WaitRecord& wait) {
          kNames.at(wait.source) + " in " + wait.phase;
 }
 
+class StreamOrder : public ::testing::TestWithParam<Stage> {};
+
 class DropWait : public ::testing::TestWithParam<Stage> {
  protected:
   // Waits that order nothing and yet stay, each with its reason; at most three.
@@ -385,6 +387,16 @@ TEST_P(DropWait, IsNotNoticedForWaitsThatOthersCover) {
             right.observations);
 }
 
+// Engine, F, G, B and C in turn: whatever waits for the slow one is put to the test.
+TEST_P(StreamOrder, HoldsHoweverSlowOneStreamIs) {
+  const ScriptResult right = run_script(GetParam());
+  for (const std::size_t stream : {1U, 2U, 3U, 4U, 5U}) {
+    const WaitFault slow{.late_stream = stream, .delay = std::chrono::milliseconds(1)};
+    EXPECT_EQ(run_script(GetParam(), slow).observations, right.observations) << stream;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, StreamOrder, ::testing::ValuesIn(kAllStages));
 INSTANTIATE_TEST_SUITE_P(Stages, DropWait, ::testing::ValuesIn(kAllStages));
 
 }  // namespace

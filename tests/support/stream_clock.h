@@ -145,7 +145,7 @@ class StreamClocks {
 struct WaitFault {
   std::function<bool(std::size_t wait)> dropped{};  // empty: none
   std::size_t late_stream = 0;                      // 0: none
-  std::uint64_t late_work = 0;                      // before this work of it
+  std::uint64_t late_work = 0;                      // before this work of it; 0: before each
   std::chrono::milliseconds delay{0};
 };
 
@@ -257,7 +257,8 @@ class ClockedBackend final : public Backend {
     }
     const std::size_t stream = clocks_.find(s);
     const std::uint64_t number = clocks_.work(stream);
-    if (stream != 0 && stream == fault_.late_stream && number == fault_.late_work) {
+    const bool late = fault_.late_work == 0 || fault_.late_work == number;
+    if (stream != 0 && stream == fault_.late_stream && late) {
       inner_->call(s, [delay = fault_.delay] { std::this_thread::sleep_for(delay); });
     }
   }
