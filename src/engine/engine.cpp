@@ -242,8 +242,10 @@ void Engine::mark_unused(std::uint64_t micro, ParameterId p) {
 }
 
 void Engine::abandon(std::uint64_t micro) {
-  require(micro_batches_.is_open(micro),
-          context_.who() + "abandon() of a micro-batch that is not open");
+  context_.guarded([&] {
+    require(micro_batches_.is_open(micro),
+            context_.who() + "abandon() of a micro-batch that is not open");
+  });
   abandon_step();
 }
 
