@@ -46,7 +46,11 @@ hold_summary() {
 }
 failed=0
 run=(ctest --test-dir "$build" -j2 --output-on-failure --no-tests=error --output-junit tests.xml)
-[ -n "$all" ] || run+=(-LE '^all$')
+if [ -n "$all" ]; then
+  export ZERO_TEST_ALL=1 # whole grids
+else
+  run+=(-LE '^all$')
+fi
 rm -f "$build/tests.xml"
 case $preset in
   asan | tsan) export ZERO_TEST_TIME_SCALE=${ZERO_TEST_TIME_SCALE:-10} ;;
