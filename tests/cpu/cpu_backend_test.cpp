@@ -1,5 +1,6 @@
 #include "zero/cpu.h"
 
+#include "tests/memory/kernel_suite.h"
 #include "tests/memory/step_suite.h"
 
 namespace zero::testing {

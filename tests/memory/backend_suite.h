@@ -2,14 +2,16 @@
 // `static std::unique_ptr<Backend> make()`; device memory is touched through the backend only.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <future>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -17,32 +19,9 @@
 #include "zero/backend.h"
 #include "zero/error.h"
 
-#include "tests/support/time_scale.h"
+#include "tests/memory/arrays.h"
 
 namespace zero::testing {
-
-template <class T>
-[[nodiscard]] Buffer upload(Backend& backend, const std::vector<T>& values) {
-  Buffer out = backend.allocate({values.size() * sizeof(T), Category::kUser});
-  backend.copy(out.data(), values.data(), out.bytes(), kHost);
-  return out;
-}
-template <class T>
-[[nodiscard]] std::vector<T> download(Backend& backend, const Buffer& from) {
-  std::vector<T> out(from.bytes() / sizeof(T));
-  backend.copy(out.data(), from.data(), from.bytes(), kHost);
-  return out;
-}
-
-// The message of the Error that waiting for `event` throws; "" when there is none.
-[[nodiscard]] inline std::string error_of(Backend& backend, const Event& event) {
-  try {
-    backend.host_wait(event);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
 
 // Holds a stream up until it is opened; opens itself at the end, so that no test can hang.
 class Gate {

@@ -1,10 +1,13 @@
 // What every Backend promises of copy, fill, accumulate and sum_tree: the bits of plain loops.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <random>
+#include <span>
 
 #include "tests/memory/backend_suite.h"
 
@@ -13,83 +16,6 @@ namespace zero::testing {
 inline const std::vector<std::size_t>& kernel_counts() {
   static const std::vector<std::size_t> counts{0, 1, 2, 15, 16, 17, 257, 1009, 65'537, 200'003};
   return counts;
-}
-
-// Bits of all kinds: wide and narrow exponents, both zeros, subnormals.
-[[nodiscard]] inline std::vector<float> mixed_values(std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<float> out(count);
-  for (float& x : out) {
-    const auto bits = static_cast<std::uint32_t>(random());
-    switch (bits % 5) {
-      case 0:
-        x = std::bit_cast<float>((bits & 0x80000000U) |
-                                 (static_cast<std::uint32_t>(random()) & 0x007fffffU));
-        break;
-      case 1:
-        x = (bits & 0x80000000U) != 0 ? -0.0F : 0.0F;
-        break;
-      default:
-        x = std::ldexp(static_cast<float>(static_cast<std::int32_t>(random())),
-                       static_cast<int>(bits / 8 % 60) - 60);
-    }
-  }
-  return out;
-}
-[[nodiscard]] inline std::vector<bf16> rounded(const std::vector<float>& values) {
-  std::vector<bf16> out;
-  for (const float x : values) {
-    out.push_back(to_bf16(x));
-  }
-  return out;
-}
-
-[[nodiscard]] inline std::uint32_t bits_of(float x) {
-  return std::bit_cast<std::uint32_t>(x);
-}
-[[nodiscard]] inline std::uint32_t bits_of(bf16 x) {
-  return x.bits;
-}
-[[nodiscard]] inline std::uint64_t bits_of(std::int64_t x) {
-  return static_cast<std::uint64_t>(x);
-}
-
-// The first difference in bits, in words; "" for none.
-template <class T>
-[[nodiscard]] std::string differ(const std::vector<T>& found, const std::vector<T>& expected) {
-  if (found.size() != expected.size()) {
-    return std::to_string(found.size()) + " elements, not " + std::to_string(expected.size());
-  }
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    if (bits_of(found[i]) != bits_of(expected[i])) {
-      return "[" + std::to_string(i) + "] of " + std::to_string(found.size()) + ": bits " +
-             std::to_string(bits_of(found[i])) + ", not " + std::to_string(bits_of(expected[i]));
-    }
-  }
-  return "";
-}
-
-template <class T>
-[[nodiscard]] T as(float x) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return to_bf16(x);
-  } else {
-    return x;
-  }
-}
-[[nodiscard]] inline float value_of(float x) {
-  return x;
-}
-[[nodiscard]] inline float value_of(bf16 x) {
-  return to_float(x);
-}
-template <class T>
-[[nodiscard]] std::vector<T> values_as(std::size_t count, std::uint32_t seed) {
-  std::vector<T> out;
-  for (const float x : mixed_values(count, seed)) {
-    out.push_back(as<T>(x));
-  }
-  return out;
 }
 
 template <class Into, class From>

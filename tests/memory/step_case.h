@@ -4,13 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "zero/plan.h"
 #include "zero/update_arguments.h"
 
-#include "tests/memory/kernel_suite.h"
+#include "tests/memory/arrays.h"
 
 namespace zero::testing {
 
@@ -70,6 +72,11 @@ struct StepCase {
     }
   }
   return out;
+}
+
+// Parameters of none, one, and many elements and chunks.
+[[nodiscard]] inline StepCase usual_step_case(std::uint32_t seed) {
+  return make_step_case({0, 1, 255, 256, 257, 1009, 65'537, 3}, seed);
 }
 
 // The case in a backend's memory.

@@ -1,14 +1,10 @@
 // What every Backend promises of measure, prepare and update.
 #pragma once
 
+#include "tests/memory/backend_suite.h"
 #include "tests/memory/step_case.h"
 
 namespace zero::testing {
-
-// Parameters of none, one, and many elements and chunks.
-[[nodiscard]] inline StepCase usual_step_case(std::uint32_t seed) {
-  return make_step_case({0, 1, 255, 256, 257, 1009, 65'537, 3}, seed);
-}
 
 [[nodiscard]] inline double value_of_control(const std::vector<std::int64_t>& control) {
   double sum = 0;  // good to a few ULPs: digits are added from the highest down
