@@ -93,6 +93,9 @@ void check_save(const Settings& s, const zero::ModelSpec& spec) {
   if (!s.save.has_value()) {
     return;
   }
+  if (fs::path(*s.save).filename().empty()) {
+    throw Refusal("--save: expected the name of a file, found '" + *s.save + "'");
+  }
   require_apart("save", *s.save, s);
   std::vector<zero::SafetensorsWriter::Entry> entries;
   for (const auto& p : spec.parameters()) {
