@@ -29,8 +29,9 @@ for ((round = 1; round <= rounds; ++round)); do
   together=$(speed together)
   echo "$apart" >>"$out/apart"
   echo "$together" >>"$out/together"
-  echo "round $round: 2 ranks $together tokens/s, two 1-rank runs $apart: $(ratio "$together" "$apart")"
+  printf 'round %d: 2 ranks %.0f tokens/s, two 1-rank runs %.0f: %s\n' "$round" "$together" "$apart" "$(ratio "$together" "$apart")"
 done
 a=$(median <"$out/together") b=$(median <"$out/apart")
-echo "medians: 2 ranks at stage $stage $a tokens/s, sum of two 1-rank runs $b: ratio $(ratio "$a" "$b") (at least 0.9)"
+printf 'medians: 2 ranks at stage %d %.0f tokens/s, sum of two 1-rank runs %.0f: ratio %s (at least 0.9)\n' \
+  "$stage" "$a" "$b" "$(ratio "$a" "$b")"
 at_least "$a" "$(awk -v b="$b" 'BEGIN { print 0.9 * b }')"

@@ -66,6 +66,7 @@ train --ranks 4 --stage 3 --sample 200 --log build/demo/run.jsonl | tee build/de
 say "4. Planned, measured, formula: the table above, and in sum"
 planned=$(number planned_peak_bytes) measured=$(number ledger_peak_bytes)
 first=$(number first_loss)
+first=$(printf '%.4f' "$first")
 # A step's loss is that of 1,024 bytes of text, so it is noisy: the mean of the last ten counts.
 last=$(tail -n 10 build/demo/run.jsonl | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' |
   awk '{ sum += $1 } END { if (NR == 10) printf "%.4f\n", sum / NR }' | grep .) || fail "the log is short"
