@@ -287,7 +287,7 @@ Outcome try_in_child(Stage stage, const WaitFault& fault, const ScriptResult& ri
   if (child == 0) {
     in_child = true;
     if (std::freopen("/dev/null", "w", stderr) == nullptr) {
-      _exit(1);
+      _exit(2);
     }
     try {
       _exit(run_script(stage, fault).observations == right.observations ? 10 : 11);
@@ -302,8 +302,11 @@ Outcome try_in_child(Stage stage, const WaitFault& fault, const ScriptResult& ri
   if (WIFSIGNALED(status)) {
     return WTERMSIG(status) == SIGABRT ? Outcome::kHang : Outcome::kCrash;  // the watchdog aborts
   }
-  static const std::map<int, Outcome> kCodes{
-      {10, Outcome::kSame}, {11, Outcome::kOtherBits}, {12, Outcome::kError}, {66, Outcome::kRace}};
+  static const std::map<int, Outcome> kCodes{{10, Outcome::kSame},
+                                             {11, Outcome::kOtherBits},
+                                             {12, Outcome::kError},
+                                             {66, Outcome::kRace},
+                                             {1, Outcome::kCrash}};  // AddressSanitizer's
   const auto found = kCodes.find(WEXITSTATUS(status));
   if (found == kCodes.end()) {
     throw std::runtime_error("a child ended with " + std::to_string(WEXITSTATUS(status)));
