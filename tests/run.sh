@@ -17,8 +17,8 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-if [ -n "$record" ] && [ "$preset" != cpu ]; then
-  echo "tests/run.sh: --record is for the preset cpu" >&2
+if [ -n "$record" ] && { [ "$preset" != cpu ] || [ -n "$all" ]; }; then
+  echo "tests/run.sh: --record is for the preset cpu, without --all" >&2
   exit 2
 fi
 
