@@ -24,7 +24,7 @@ PY
 ours() {
   build/cpu/bin/gpt_train --data "$data" --layers 6 --heads 6 --width 384 --sequence 256 --micro-batch 4 \
     --steps 20 --threads 1 --ranks 2 --lr 1e-3 --warmup 10 --clip 1 --stage "$1" >"$out/run.txt"
-  field tokens_per_second <"$out/run.txt" >>"$out/stage$1.speed"
+  printf '%.1f\n' "$(field tokens_per_second <"$out/run.txt")" >>"$out/stage$1.speed"
   awk -v peak="$(field resident_peak_bytes <"$out/run.txt")" -v empty="$empty" \
     'BEGIN { printf "%.0f\n", (peak - empty) / 2 }' >>"$out/stage$1.peak"
 }
