@@ -17,10 +17,10 @@ blasint as_int(std::size_t n) {
 
 }  // namespace
 
-RowBlocks::RowBlocks(std::size_t rows_in) : rows(rows_in), size(kSmallest), count(0) {
+RowBlocks::RowBlocks(std::size_t rows_in, std::size_t smallest) : rows(rows_in), size(0), count(0) {
   constexpr std::size_t kRound = 64;
-  const std::size_t even = (rows + kMost - 1) / kMost;
-  size = std::max(kSmallest, (even + kRound - 1) / kRound * kRound);
+  const std::size_t parts = std::clamp<std::size_t>(rows / smallest, 1, kMost);
+  size = ((rows + parts - 1) / parts + kRound - 1) / kRound * kRound;
   count = (rows + size - 1) / size;
 }
 
@@ -41,7 +41,7 @@ void multiply(const Product& p) {
 }
 
 void multiply(const Product& p, Pool& pool) {
-  const RowBlocks blocks(p.rows);
+  const RowBlocks blocks(p.rows, 192);
   pool.run(blocks.count, [&](std::size_t block, std::size_t) {
     multiply_rows(p, blocks.first(block), blocks.rows_of(block));
   });

@@ -125,7 +125,7 @@ inline Ended run_program(const Arguments& arguments) {
 }
 
 // The golden model and schedule; how G = 8 is split, and --init, are the caller's.
-[[nodiscard]] inline Arguments golden_model(int steps = 50) {
+[[nodiscard]] inline Arguments golden_model(int steps = 50, const std::string& clip = "1") {
   return {"--layers",       "2",
           "--heads",        "2",
           "--width",        "64",
@@ -138,7 +138,7 @@ inline Ended run_program(const Arguments& arguments) {
           "--beta1",        "0.9",
           "--beta2",        "0.95",
           "--eps",          "1e-8",
-          "--clip",         "1",
+          "--clip",         clip,
           "--data",         golden("text.txt")};
 }
 
