@@ -32,6 +32,18 @@ Product logits_product(const float* normed, const HeadWeights& w, std::size_t wi
           .inner = width};
 }
 
+void table_gradient(const Pass& pass, const float* logits, float* out) {
+  const std::size_t width = pass.shape.width;
+  multiply({.a = {logits, kVocabulary, Layout::kTransposed},
+            .b = {pass.scratch.normed, width},
+            .c = out,
+            .c_stride = width,
+            .rows = kVocabulary,
+            .columns = width,
+            .inner = pass.batch.rows()},
+           pass.pool);
+}
+
 }  // namespace
 
 void embed(const Pass& pass, const float* token_table, const float* position_table,
@@ -96,19 +108,11 @@ void head_logits(const Pass& pass, const HeadWeights& w, const float* x_row, flo
   multiply(logits_product(pass.scratch.normed, w, width, 1, logits));
 }
 
-void head_backward(const Pass& pass, const GptModel& model, const HeadWeights& w, Gradients& norm,
-                   Gradients& table, const float* logits, float* grad) {
+void head_backward(const Pass& pass, const GptModel& model, const HeadWeights& w,
+                   const HeadGradients& gradients, const float* logits, float* grad) {
+  gradients.table.write(model.wte_weight, zero::Write::kOverwrite,
+                        [&](float* out) { table_gradient(pass, logits, out); });
   const std::size_t width = pass.shape.width, rows = pass.batch.rows();
-  table.write(model.wte_weight, zero::Write::kOverwrite, [&](float* out) {
-    multiply({.a = {logits, kVocabulary, Layout::kTransposed},
-              .b = {pass.scratch.normed, width},
-              .c = out,
-              .c_stride = width,
-              .rows = kVocabulary,
-              .columns = width,
-              .inner = rows},
-             pass.pool);
-  });
   const RowBlocks blocks(rows);
   const Parts d_weight(pass.scratch.parts, width);
   const Parts d_bias(pass.scratch.parts + RowBlocks::kMost * width, width);
@@ -132,8 +136,8 @@ void head_backward(const Pass& pass, const GptModel& model, const HeadWeights& w
                          .d_bias = d_bias.part(block)},
                         {count, width});
   });
-  d_weight.write(norm, model.ln_f_weight, blocks.count);
-  d_bias.write(norm, model.ln_f_bias, blocks.count);
+  d_weight.write(gradients.norm, model.ln_f_weight, blocks.count);
+  d_bias.write(gradients.norm, model.ln_f_bias, blocks.count);
 }
 
 }  // namespace gpt

@@ -57,7 +57,7 @@ void Gpt::backward(std::span<const std::uint8_t> inputs, zero::MicroBatch& micro
   {
     const LeasedWeights norm = lease(model_.ln_f), table = lease_table();
     LeasedGradients d_norm(lender_, micro, model_.ln_f), d_table(lender_, micro, model_.wte);
-    head_backward(whole, model_, head_weights(model_, norm, table), d_norm, d_table,
+    head_backward(whole, model_, head_weights(model_, norm, table), {d_norm, d_table},
                   workspace_.logits(), grad);
   }
   micro.ready(model_.ln_f, zero::kHost);

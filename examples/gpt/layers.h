@@ -90,8 +90,11 @@ struct HeadWeights {
                                const std::uint8_t* targets, float* logits);
 // Logits of one row only.
 void head_logits(const Pass&, const HeadWeights&, const float* x_row, float* logits);
-// `grad` holds x and becomes its gradient. Writes the gradients of all three.
-void head_backward(const Pass&, const GptModel&, const HeadWeights&, Gradients& norm,
-                   Gradients& table, const float* logits, float* grad);
+struct HeadGradients {
+  Gradients &norm, &table;
+};
+// `grad` holds x and becomes its gradient. Writes the gradients of all three weights.
+void head_backward(const Pass&, const GptModel&, const HeadWeights&, const HeadGradients&,
+                   const float* logits, float* grad);
 
 }  // namespace gpt

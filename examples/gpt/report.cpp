@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <iomanip>
 #include <iostream>
 #include <sstream>
@@ -161,9 +160,8 @@ void print_memory_table(const Run& run) {
 
 void print_last_line(const Run& run, const Outcome& outcome) {
   const int fullest = run.plan.fullest_rank();
-  std::array<char, 20> hash{};
-  std::snprintf(hash.data(), hash.size(), "%016llx",
-                static_cast<unsigned long long>(outcome.state_hash));
+  std::ostringstream hash;
+  hash << std::hex << std::setw(16) << std::setfill('0') << outcome.state_hash;
   const Json line{
       {"tokens_per_second", number(median_after_warm_up(outcome.tokens_per_second))},
       {"planned_peak_bytes", run.plan.peak_bytes(fullest)},
@@ -171,7 +169,7 @@ void print_last_line(const Run& run, const Outcome& outcome) {
       {"resident_peak_bytes", resident_peak_bytes()},
       {"first_loss", number(outcome.first_loss)},
       {"last_loss", number(outcome.last_loss)},
-      {"state_hash", hash.data()}};
+      {"state_hash", hash.str()}};
   std::cout << line.dump() << std::endl;
 }
 

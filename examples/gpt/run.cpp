@@ -52,7 +52,7 @@ zero::Plan plan_of(const Settings& s, const zero::ModelSpec& spec) try {
     std::cout << line << '\n';
     last = line.empty() ? last : line.substr(line.find_first_not_of(' '));
     if (last.ends_with(", fits")) {
-      fits += (fits.empty() ? "" : "; ") + last;
+      fits.append(fits.empty() ? "" : "; ").append(last);
     }
   }
   std::cout << std::flush;

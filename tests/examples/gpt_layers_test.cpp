@@ -83,7 +83,7 @@ class Case {
     const Values weights(tensors_);
     Slopes slopes(out);
     float* grad = workspace_.grad();
-    head_backward(pass(), model_, head(), slopes, slopes, workspace_.logits(), grad);
+    head_backward(pass(), model_, head(), {slopes, slopes}, workspace_.logits(), grad);
     for (std::size_t l = model_.blocks.size(); l-- > 0;) {
       BlockActivations activations = workspace_.block(l);
       if (workspace_.options().keep == Keep::kInputs) {
