@@ -9,7 +9,7 @@ endfunction()
 
 set(work ${BUILD}/consumer/${HOW})
 file(REMOVE_RECURSE ${work})
-set(options -G Ninja -DCMAKE_CXX_COMPILER=${COMPILER})
+set(options -G Ninja -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_BUILD_TYPE=RelWithDebInfo)
 find_program(CCACHE ccache)
 if(CCACHE)
   list(APPEND options -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE})
