@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Sets up, builds and runs the tests: tests/run.sh [--preset cpu|asan|tsan] [--all] [--record]
+# Sets up, builds and runs the tests:
+# tests/run.sh [--preset cpu|asan|tsan] [--folders "core comm ..."] [--all] [--record]
+#   --folders only the tests in these folders of tests/; not compared with what is recorded
 #   --all     also those with the label "all" (mutations: each a build of its own)
 #   --record  writes the numbers of tests that ran to tests/count and tests/count_instances
 # Fails if a test fails or, with the preset cpu, if fewer ran than are recorded. The last lines
@@ -7,18 +9,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-preset=cpu all= record=
+preset=cpu folders= all= record=
 while [ $# -gt 0 ]; do
   case $1 in
     --preset) preset=${2:?--preset needs a name}; shift ;;
+    --folders) folders=${2:?--folders needs names}; shift ;;
     --all) all=1 ;;
     --record) record=1 ;;
-    *) sed -n '2,6s/^# //p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,8s/^# //p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
-if [ -n "$record" ] && { [ "$preset" != cpu ] || [ -n "$all" ]; }; then
-  echo "tests/run.sh: --record is for the preset cpu, without --all" >&2
+if [ -n "$record" ] && { [ "$preset" != cpu ] || [ -n "$all$folders" ]; }; then
+  echo "tests/run.sh: --record is for the preset cpu, without --all and --folders" >&2
   exit 2
 fi
 
@@ -38,7 +41,11 @@ export CCACHE_NOHASHDIR=1  # the same sources are compiled again by the consumer
 quietly cmake --preset "$preset"
 sed -n '/^-- zero /,/install rules/p' "$log"
 echo "-- builds $build"
-quietly cmake --build --preset "$preset"
+targets=()
+for folder in $folders; do
+  targets+=(--target "tests_$folder")
+done
+quietly cmake --build --preset "$preset" "${targets[@]}"
 echo "-- set-up and build: $((SECONDS - started)) s"
 
 # Prints ctest's report as it comes, but keeps the summary for the end.
@@ -52,9 +59,13 @@ if [ -n "$all" ]; then
 else
   run+=(-LE '^all$')
 fi
+if [ -n "$folders" ]; then
+  run+=(-L "^(${folders// /|})\$")
+fi
 rm -f "$build/tests.xml"
 case $preset in
-  asan | tsan) export ZERO_TEST_TIME_SCALE=${ZERO_TEST_TIME_SCALE:-10} ;;
+  asan) export ZERO_TEST_TIME_SCALE=${ZERO_TEST_TIME_SCALE:-4} ;;
+  tsan) export ZERO_TEST_TIME_SCALE=${ZERO_TEST_TIME_SCALE:-10} ;;
 esac
 "${run[@]}" 2>&1 | tee "$log" | hold_summary || failed=1
 
@@ -85,7 +96,7 @@ compare() {
 if [ -n "$record" ] && [ "$failed" -eq 0 ]; then
   echo "$cases" >tests/count
   echo "$instances" >tests/count_instances
-elif [ "$preset" = cpu ]; then
+elif [ "$preset" = cpu ] && [ -z "$folders" ]; then
   compare tests/count "$cases"
   compare tests/count_instances "$instances"
 fi

@@ -17,9 +17,9 @@ blasint as_int(std::size_t n) {
 
 }  // namespace
 
-RowBlocks::RowBlocks(std::size_t rows_in, std::size_t smallest) : rows(rows_in), size(0), count(0) {
+RowBlocks::RowBlocks(std::size_t rows_in) : rows(rows_in), size(0), count(0) {
   constexpr std::size_t kRound = 64;
-  const std::size_t parts = std::clamp<std::size_t>(rows / smallest, 1, kMost);
+  const std::size_t parts = std::clamp<std::size_t>(rows / kSmallest, 1, kMost);
   size = ((rows + parts - 1) / parts + kRound - 1) / kRound * kRound;
   count = (rows + size - 1) / size;
 }
@@ -41,9 +41,21 @@ void multiply(const Product& p) {
 }
 
 void multiply(const Product& p, Pool& pool) {
-  const RowBlocks blocks(p.rows, 192);
+  if (p.rows >= p.columns) {
+    const RowBlocks blocks(p.rows);
+    pool.run(blocks.count, [&](std::size_t block, std::size_t) {
+      multiply_rows(p, blocks.first(block), blocks.rows_of(block));
+    });
+    return;
+  }
+  const RowBlocks blocks(p.columns);
   pool.run(blocks.count, [&](std::size_t block, std::size_t) {
-    multiply_rows(p, blocks.first(block), blocks.rows_of(block));
+    Product part = p;
+    const std::size_t first = blocks.first(block);
+    part.b.data += first * (p.b.layout == Layout::kPlain ? 1 : p.b.stride);
+    part.c += first;
+    part.columns = blocks.rows_of(block);
+    multiply(part);
   });
 }
 

@@ -26,10 +26,10 @@ struct Product {
   float alpha = 1, beta = 0;
 };
 
-// How `rows` rows are cut: a function of their number only. Each block packs the other factor
-// anew, so that small blocks cost speed: 128 rows of 1024 lose 5 % to 512.
+// How `rows` rows (or columns) are cut: a function of their number only. Each block packs the other
+// factor anew, so that small blocks cost speed: 128 rows of 1024 lose 5 % to 512.
 struct RowBlocks {
-  explicit RowBlocks(std::size_t rows_in, std::size_t smallest = kSmallest);
+  explicit RowBlocks(std::size_t rows_in);
   [[nodiscard]] std::size_t first(std::size_t block) const { return block * size; }
   [[nodiscard]] std::size_t rows_of(std::size_t block) const {
     return block + 1 < count ? size : rows - block * size;
@@ -46,7 +46,7 @@ void use_one_blas_thread();
 void multiply(const Product&);
 // Rows [first, first + count) of the product, on the calling thread.
 void multiply_rows(const Product&, std::size_t first, std::size_t count);
-// On the pool, a task a block of 192 rows or more: weights have fewer rows than a batch.
+// On the pool, a task a block of rows or, where there are more of them, of columns.
 void multiply(const Product&, Pool& pool);
 
 }  // namespace gpt

@@ -159,7 +159,8 @@ struct Statistics {
 };
 
 // One optimizer over one model. Every method but those marked local is called by all ranks of the
-// communicator, in the same order. After an error each call throws it again.
+// communicator, in the same order. After an error each call throws it again. Leases and
+// micro-batches end before the optimizer that gave them; it may be moved while they are open.
 class Optimizer {
  public:
   // Allocates everything that it will ever allocate.

@@ -1,6 +1,7 @@
 // Several models and optimizers in one process: over one communicator, over splits, one after the
 // other; each with its own bytes, errors and bits.
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -115,18 +116,19 @@ TEST_P(SeveralOptimizers, OneAfterTheOtherLeaveNothingBehind) {
 
 TEST_P(SeveralOptimizers, MayMoveWhileLeasesAndMicroBatchesAreOpen) {
   run_each(world(), plain_model({7, 300}), options(), [](Rank& rank) {
-    MicroBatch micro = rank.optimizer.begin_micro_batch({.last = Last::kYes});
-    write(rank.optimizer, micro, parameter(1), one);
+    std::optional micro = rank.optimizer.begin_micro_batch({.last = Last::kYes});
+    write(rank.optimizer, *micro, parameter(1), one);
     Optimizer moved = std::move(rank.optimizer);
     {
       const ParameterLease lease = moved.parameters(unit(0), kHost);
-      micro.ready(unit(1), kHost);
-      write(moved, micro, parameter(0), one);
-      micro.ready(unit(0), kHost);
+      micro->ready(unit(1), kHost);
+      write(moved, *micro, parameter(0), one);
+      micro->ready(unit(0), kHost);
     }
     Optimizer again = std::move(moved);
     EXPECT_TRUE(again.step().get().applied);
     EXPECT_EQ(again.step_count(parameter(0)), 1);
+    micro.reset();  // before its optimizer
   });
 }
 
