@@ -146,10 +146,6 @@ class Image {
 // Each unsupported line of a program: "kernel, line, text: reason". Empty: all is supported.
 [[nodiscard]] std::vector<std::string> unsupported(const Program& program);
 
-// The PTX of a fat binary (magic 0xBA55ED50), decompressed, for the highest architecture <= `most`.
-// Throws LoadError that says how to compile if there is none.
-[[nodiscard]] std::string ptx_of_fat_binary(std::span<const std::byte> binary, int most);
-
 // Appends hits by source line, of all launches so far, to an lcov tracefile.
 void write_coverage(const std::string& path);
 
