@@ -5,6 +5,8 @@
 
 #include "zero/error.h"
 
+#include "core/plan_check.h"
+
 namespace zero {
 namespace {
 
@@ -84,6 +86,7 @@ GroupId ModelSpec::add_group(std::string name, GroupOptions options) {
   require(!name.empty(), "expected a name for the group, found \"\"; name it");
   require_room(groups_.size(), "group");
   check_precision(name, options.precision, options.train);
+  check_hyper("group " + quoted(name), options.hyper);
   require(take("g/" + name),
           "group " + quoted(name) + " was added before; expected a new name, or reuse its GroupId");
   groups_.push_back({std::move(name), std::move(options)});

@@ -35,7 +35,12 @@ void check_rule(const std::string& group, const UpdateRule& rule) {
          "this build carries fused rules only");
   expect(rule.states.size() <= UpdateArguments{}.states.size(), name, "at most 4 states",
          rule.states.size(), "merge some");
-  for (const StateSpec& state : rule.states) {
+  for (std::size_t s = 0; s < rule.states.size(); ++s) {
+    const StateSpec& state = rule.states[s];
+    for (std::size_t earlier = 0; earlier < s; ++earlier) {
+      expect(rule.states[earlier].name != state.name, name, "a name of its own for each state",
+             "two called \"" + state.name + "\"", "rename one");
+    }
     const std::string where = name + ", state \"" + state.name + "\"";
     expect(state.dtype == DType::kFloat32, where, "fp32", name_of(state.dtype),
            "this build carries fp32 states only");
@@ -58,6 +63,19 @@ void check_world(const World& world) {
          static_cast<int>(world.transport), "use an enumerator of Transport");
 }
 
+void check_hyper(const std::string& what, const Hyper& hyper) {
+  const auto check = [&](const char* name, double value, bool legal, const char* range) {
+    expect(std::isfinite(value) && legal, what + ": Hyper::" + name, range, value,
+           "no bit of the model was changed");
+  };
+  check("lr", hyper.lr, hyper.lr >= 0, "a finite number >= 0");
+  check("weight_decay", hyper.weight_decay, hyper.weight_decay >= 0, "a finite number >= 0");
+  check("beta1", hyper.beta1, hyper.beta1 >= 0 && hyper.beta1 < 1, "a number in [0, 1)");
+  check("beta2", hyper.beta2, hyper.beta2 >= 0 && hyper.beta2 < 1, "a number in [0, 1)");
+  check("eps", hyper.eps, hyper.eps >= 0, "a finite number >= 0");
+  check("momentum", hyper.momentum, true, "a finite number");
+}
+
 void check_options(const Options& options) {
   expect(options.stage <= Stage::kParameters, "Options::stage", "0 to 3",
          static_cast<int>(options.stage), "use an enumerator of Stage");
@@ -69,6 +87,9 @@ void check_options(const Options& options) {
          "use the default of 25 MiB; 1 makes a bucket of each unit");
   expect_positive("Options::max_open_micro_batches", options.max_open_micro_batches,
                   "use 1 unless micro-batches overlap");
+  constexpr int kMostOpen = 4096;  // each costs host memory for every unit and parameter
+  expect(options.max_open_micro_batches <= kMostOpen, "Options::max_open_micro_batches",
+         "at most 4096", options.max_open_micro_batches, "use 1 unless micro-batches overlap");
   expect_positive("Options::max_micro_batches", options.max_micro_batches,
                   "give the most micro-batches of one step");
   if (options.clip_norm.has_value()) {

@@ -6,6 +6,8 @@
 namespace zero {
 
 // Each throws UsageError: what was expected, what was found and what to do.
+// `what` is "set() of group 'decay'", for the message.
+void check_hyper(const std::string& what, const Hyper& hyper);
 void check_world(const World& world);
 void check_options(const Options& options);
 void check_model(const ModelSpec& model);

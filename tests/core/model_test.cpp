@@ -2,8 +2,10 @@
 #include "zero/model.h"
 
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -144,6 +146,32 @@ TEST(Model, ARefusedParameterLeavesItsNameFree) {
   EXPECT_NE(refusal([&] { small.model.add(small.unit, "w", {~std::size_t{0}}, small.group); }),
             "accepted");
   EXPECT_EQ(refusal([&] { small.model.add(small.unit, "w", {1}, small.group); }), "accepted");
+}
+
+TEST(Model, RefusesHyperParametersThatNoStepCouldUse) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::vector<std::pair<std::string, Hyper>> wrong{
+      {"Hyper::lr", {.lr = kNaN}},
+      {"Hyper::lr", {.lr = kInfinity}},
+      {"Hyper::lr", {.lr = -1}},
+      {"Hyper::weight_decay", {.weight_decay = -1}},
+      {"Hyper::beta1", {.beta1 = 1}},
+      {"Hyper::beta1", {.beta1 = -0.5}},
+      {"Hyper::beta2", {.beta2 = 1}},
+      {"Hyper::eps", {.eps = -1}},
+      {"Hyper::momentum", {.momentum = kNaN}}};
+  for (const auto& [name, hyper] : wrong) {
+    ModelSpec model;
+    try {
+      model.add_group("decay", {.hyper = hyper});
+      ADD_FAILURE() << name << " was taken";
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(model.groups().size(), 0U);
+    model.add_group("decay");  // the name is still free
+  }
 }
 
 std::string refusal_of(Precision precision, Train train = Train::kYes) {
