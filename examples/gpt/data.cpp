@@ -51,7 +51,12 @@ std::uint64_t bytes_of_file(const std::string& path) {
 
 void append_file(const std::string& path, std::vector<std::uint8_t>& text) {
   const std::uint64_t bytes = bytes_of_file(path), before = text.size();
-  text.resize(before + bytes);
+  try {
+    text.resize(before + bytes);
+  } catch (const std::exception&) {  // bad_alloc or length_error
+    throw Refusal(quoted(path) + ": expected a text that fits in memory, found " +
+                  std::to_string(bytes) + " bytes");
+  }
   std::ifstream file(path, std::ios::binary);
   file.read(reinterpret_cast<char*>(text.data() + before), static_cast<std::streamsize>(bytes));
   if (static_cast<std::uint64_t>(file.gcount()) != bytes) {

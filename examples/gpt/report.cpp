@@ -91,6 +91,7 @@ void Reporter::step(const StepReport& report) {
   outcome_.tokens_per_second.push_back(tokens_per_second);
   outcome_.first_loss = outcome_.first_loss.value_or(report.loss);
   outcome_.last_loss = report.loss;
+  outcome_.skipped += report.applied ? 0 : 1;
   elapsed_ms_ += report.step_ms;
   write_log(report, tokens_per_second);
   print_progress(report, tokens_per_second);
@@ -169,7 +170,12 @@ void print_last_line(const Run& run, const Outcome& outcome) {
       {"resident_peak_bytes", resident_peak_bytes()},
       {"first_loss", number(outcome.first_loss)},
       {"last_loss", number(outcome.last_loss)},
+      {"skipped_steps", outcome.skipped},
       {"state_hash", hash.str()}};
+  if (outcome.skipped > 0) {
+    std::cerr << "gpt_train: " << outcome.skipped << " of " << outcome.tokens_per_second.size()
+              << " steps were skipped, as a gradient was not finite; a lower --lr may help\n";
+  }
   std::cout << line.dump() << std::endl;
 }
 

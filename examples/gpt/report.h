@@ -20,6 +20,7 @@ struct StepReport {
 struct Outcome {
   std::vector<double> tokens_per_second;  // by step
   std::optional<double> first_loss, last_loss;
+  std::size_t skipped = 0;  // steps whose gradient was not finite
   std::uint64_t state_hash = 0;
 };
 

@@ -78,7 +78,8 @@ void require_fit(const zero::Plan& plan, const Settings& s) {
 
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code error;
-  return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error);
+  return fs::equivalent(a, b, error) ||
+         fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error);
 }
 
 void require_apart(const std::string& option, const std::string& path, const Settings& s) {
@@ -118,6 +119,10 @@ std::ofstream open_log(const Settings& s) {
     if (other.has_value() && same_file(*s.log, *other)) {
       throw Refusal("--log: expected another file than --init and --save, found '" + *s.log + "'");
     }
+  }
+  std::error_code error;
+  if (fs::is_fifo(*s.log, error) || fs::is_socket(*s.log, error)) {  // opening would wait
+    throw Refusal("--log: expected a file, found a pipe or socket '" + *s.log + "'");
   }
   log.open(*s.log, std::ios::trunc);
   if (!log.is_open()) {

@@ -52,7 +52,8 @@ class SafetensorsReader {
 };
 
 // Writes F32 tensors whose names and shapes are known before their values. The file appears under
-// its name only when finish() has returned: until then it is `path` + ".partial".
+// its name only when finish() has returned: until then it is `path` + ".partial", with a
+// number behind it where a file of that name is there already.
 class SafetensorsWriter {
  public:
   struct Entry {

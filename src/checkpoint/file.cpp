@@ -60,6 +60,19 @@ File File::create(const std::string& path) {
   return {path, O_WRONLY | O_CREAT | O_TRUNC};
 }
 
+File File::create_new(const std::string& path) {
+  constexpr int kMostNames = 1000;
+  for (int k = 1; k < kMostNames; ++k) {
+    const std::string name = k == 1 ? path : path + "." + std::to_string(k);
+    struct stat status {};
+    if (::lstat(name.c_str(), &status) != 0) {
+      return {name, O_WRONLY | O_CREAT | O_EXCL};
+    }
+  }
+  errno = EEXIST;
+  fail(path, "create a file of this name with a number behind it");
+}
+
 File::File(File&& other) noexcept
     : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 

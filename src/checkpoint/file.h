@@ -15,12 +15,14 @@ class File {
   static File open_to_read(const std::string& path);
   // Empties a file that is there.
   static File create(const std::string& path);
+  // Makes a file that was not there: `path`, or with ".2" and so on behind it where that is taken.
+  static File create_new(const std::string& path);
+  [[nodiscard]] const std::string& path() const { return path_; }
 
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
   ~File();
 
-  [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] std::uint64_t byte_count() const;
   void read(std::uint64_t offset, std::span<std::byte> out) const;
   void write(std::uint64_t offset, std::span<const std::byte> bytes);

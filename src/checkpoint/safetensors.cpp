@@ -219,18 +219,16 @@ struct SafetensorsWriter::Impl {
       : path(target), tensors(lay_out(entries, path)) {
     const std::string header = make_header(tensors, path);
     require_replaceable(path);
-    file.emplace(File::create(partial()));
+    file.emplace(File::create_new(path + ".partial"));
     data_at = header.size();
     file->write(0, std::as_bytes(std::span(header)));
   }
 
   ~Impl() {
     if (file) {
-      ::unlink(partial().c_str());
+      ::unlink(file->path().c_str());
     }
   }
-
-  [[nodiscard]] std::string partial() const { return path + ".partial"; }
 
   void require_open() const {
     if (!file) {
@@ -271,7 +269,7 @@ void SafetensorsWriter::finish() {
     }
   }
   impl_->file->sync();
-  replace_file(impl_->partial(), impl_->path);
+  replace_file(impl_->file->path(), impl_->path);
   impl_->file.reset();
 }
 

@@ -298,6 +298,25 @@ TEST(SafetensorsWriter, AnUnfinishedFileIsRemoved) {
   EXPECT_FALSE(folder.has("x"));
 }
 
+TEST(SafetensorsWriter, LeavesAloneWhatItsTemporaryNameHolds) {
+  const TemporaryFolder folder;
+  testing::write_file(folder.file("x.partial"), "another's");
+  testing::write_file(folder.file("target"), "another's, too");
+  std::filesystem::create_symlink(folder.file("target"), folder.file("x.partial.1"));
+  for (const bool finished : {true, false}) {
+    SafetensorsWriter writer(folder.file("x"), {{"w", {2}}});
+    EXPECT_TRUE(folder.has("x.partial.2"));
+    if (finished) {
+      writer.write("w", 0, counting(2));
+      writer.finish();
+    }
+  }
+  EXPECT_FALSE(folder.has("x.partial.2"));
+  EXPECT_EQ(testing::read_file(folder.file("x.partial")), "another's");
+  EXPECT_EQ(testing::read_file(folder.file("target")), "another's, too");
+  EXPECT_THAT(read_all<float>(SafetensorsReader(folder.file("x")), "w"), ElementsAre(0.5, 1.5));
+}
+
 TEST(SafetensorsWriter, FinishingNeedsEveryElement) {
   const TemporaryFolder folder;
   SafetensorsWriter writer(folder.file("x"), {{"w", {10}}, {"empty", {0}}});

@@ -1,5 +1,6 @@
 // Every reason for which gpt_train does not start: exit code 2, one line, nothing written.
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include "tests/examples/gpt_program.h"
 #include "tests/support/time_scale.h"
@@ -163,6 +164,13 @@ TEST(GptRefusal, NamesPathsThatCannotBeWritten) {
   expect_refused(place, changed(place, {"--log", place.text}), "--log");
   expect_refused(place, changed(place, {"--save", place.text}), "--save");
   expect_refused(place, changed(place, {"--log", place.save}), "--log");
+  const std::string other_name = place.folder / "hard";
+  std::filesystem::create_hard_link(place.text, other_name);
+  expect_refused(place, changed(place, {"--log", other_name}), "--log");
+  const Folder pipes;
+  const std::string pipe = pipes / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  expect_refused(place, changed(place, {"--log", pipe}), "--log");
 }
 
 TEST(GptRefusal, ShowsTheTableAndWhatWouldFitWhenTheBudgetIsTooSmall) {

@@ -145,7 +145,11 @@ TEST(GptRun, SkipsStepsOfAModelThatIsNotFinite) {
     writer.write(name, 0, values);
   }
   writer.finish();
-  const Ended run = small_run({"--init", init, "--log", log, "--ranks", "2", "--stage", "3"}, 2);
+  const Ended run = run_program(
+      golden_model(2) + Arguments{"--init", init, "--log", log, "--ranks", "2", "--stage", "3"});
+  EXPECT_EQ(run.code, 0);
+  EXPECT_THAT(run.err, HasSubstr("2 of 2 steps were skipped"));
+  EXPECT_EQ(run.last_line().at("skipped_steps"), 2);
   const std::vector<nlohmann::json> lines = read_log(log);
   ASSERT_EQ(lines.size(), 2U);
   for (const nlohmann::json& line : lines) {
