@@ -94,6 +94,13 @@ class Communicator {
   [[nodiscard]] virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
   // Ends all waits of all ranks with CommError(why).
   virtual void abort(const std::string& why) noexcept = 0;
+
+  // How many users were counted before on this rank: users that ranks make in the same order have
+  // the same number, so that labels tell them apart.
+  [[nodiscard]] int count_user() { return users_++; }
+
+ private:
+  int users_ = 0;
 };
 
 struct Communicators {

@@ -32,8 +32,10 @@ namespace detail {
 // functions compiles it anew; no function of ours carries vector code into another's callers.
 #if defined(__GNUC__) && !defined(__clang__)
 #define ZERO_KERNEL_OPTIONS gnu::optimize("O3", "fp-contract=off")
+#define ZERO_AVX512 "avx512f,prefer-vector-width=512"
 #else
 #define ZERO_KERNEL_OPTIONS gnu::hot
+#define ZERO_AVX512 "avx512f"
 #endif
 
 template <class Kernel>
@@ -46,11 +48,11 @@ template <class Kernel>
   kernel();
 }
 template <class Kernel>
-[[ZERO_KERNEL_OPTIONS, gnu::target("avx512f,prefer-vector-width=512")]] void run_avx512(
-    const Kernel& kernel) {
+[[ZERO_KERNEL_OPTIONS, gnu::target(ZERO_AVX512)]] void run_avx512(const Kernel& kernel) {
   kernel();
 }
 #endif
+#undef ZERO_AVX512
 #undef ZERO_KERNEL_OPTIONS
 
 }  // namespace detail

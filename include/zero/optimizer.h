@@ -86,7 +86,9 @@ class MicroBatch {
   MicroBatch& operator=(MicroBatch&&) = delete;
   ~MicroBatch();
 
-  // Gathers nothing. Again and again for tied units and recomputation: the same memory.
+  // Gathers nothing. Again and again for tied units and recomputation: the same memory. Leases of a
+  // unit that are open at the same time are on one stream, or a UsageError; the end of a lease
+  // orders streams.
   [[nodiscard]] GradientLease gradients(UnitId, StreamRef);
   // Adds a gradient that lies in the user's own memory, ready on `stream`; one pass.
   void add_gradient(ParameterId, const void* from, DType, StreamRef);
@@ -117,7 +119,8 @@ struct StepResult {
   bool applied = false;  // false: a gradient was not finite; no bit of state changed
   double grad_norm = 0;  // of the averaged gradient before clipping; NaN when skipped
   std::optional<ParameterId> first_non_finite{};
-  int owner = -1;                // the rank that found it
+  int owner = -1;                // the rank whose shard holds it: the sum is looked at, so this
+                                 // does not say which rank's gradient was bad
   double step_ms = 0;            // from the first micro-batch to the end of the update
   std::uint64_t wire_bytes = 0;  // sent by this rank since the step before
 };
@@ -161,6 +164,7 @@ struct Statistics {
 // One optimizer over one model. Every method but those marked local is called by all ranks of the
 // communicator, in the same order. After an error each call throws it again. Leases and
 // micro-batches end before the optimizer that gave them; it may be moved while they are open.
+// Backend and communicator outlive it.
 class Optimizer {
  public:
   // Allocates everything that it will ever allocate.

@@ -8,6 +8,7 @@
 #include "zero/error.h"
 #include "zero/launch.h"
 #include "zero/ledger.h"
+#include "zero/make_rule.h"
 #include "zero/model.h"
 #include "zero/optimizer.h"
 #include "zero/options.h"

@@ -17,19 +17,37 @@ std::string text_of(const std::exception_ptr& error) {
 
 }  // namespace
 
+void StreamPoints::finish(Backend& device) const noexcept {
+  for (const auto& point : points_) {
+    try {
+      if (point.second.impl != nullptr) {
+        device.host_wait(point.second);
+      }
+    } catch (...) {  // the stream's own user learns of it
+    }
+  }
+}
+
 Context::Context(const Plan& plan_in, Backend& device_in, Communicator& ranks_in)
     : plan(plan_in),
       device(device_in),
       ranks(ranks_in),
       rank(ranks_in.rank()),
       world(ranks_in.world()),
-      stream(device_in.make_stream()) {}
+      stream(device_in.make_stream()) {
+  const int number = ranks_in.count_user();
+  if (number > 0) prefix_ = "optimizer " + std::to_string(number + 1) + ": ";
+}
 
 Context::~Context() {
   device.release_stream(stream);
 }
 
-On Context::on(std::string_view label, std::span<const Event> after) const {
+On Context::on(std::string_view label, std::span<const Event> after) {
+  if (!prefix_.empty()) {
+    label_.assign(prefix_).append(label);
+    label = label_;
+  }
   return {device, stream, after, label, plan.options().deadline};
 }
 

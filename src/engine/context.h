@@ -42,6 +42,8 @@ class StreamPoints {
       }
     }
   }
+  // Blocks until all points are reached; a poisoned stream has nothing left to wait for.
+  void finish(Backend& device) const noexcept;
   [[nodiscard]] bool empty() const { return points_.empty(); }
   void clear() { points_.clear(); }
 
@@ -108,9 +110,11 @@ class Context {
   Statistics statistics;
 
  private:
-  [[nodiscard]] On on(std::string_view label, std::span<const Event> after) const;
+  [[nodiscard]] On on(std::string_view label, std::span<const Event> after);
   [[nodiscard]] std::uint64_t sent(std::uint64_t bytes) const;
 
+  // What labels begin with, and the latest one: several optimizers may share a communicator.
+  std::string prefix_, label_;
   Event latest_;  // of the engine stream: polled, so that an error in it cannot go unnoticed
   std::exception_ptr poison_;
 };

@@ -1,24 +1,15 @@
 #include "engine/engine.h"
 
-#include <cmath>
 #include <cstring>
 #include <optional>
-#include <sstream>
 
 #include "zero/error.h"
 
+#include "core/plan_check.h"
+#include "engine/same_plan.h"
+
 namespace zero {
 namespace {
-
-// What a rank shows the others before anything is allocated.
-std::string introduce(const Plan& plan) {
-  std::ostringstream out;
-  out << plan.model().units().size() << " units, " << plan.model().parameters().size()
-      << " parameters of " << plan.parameter_count() << " elements, stage "
-      << static_cast<int>(plan.options().stage) << ", world " << plan.world().shard_ranks
-      << ", plan digest " << std::hex << plan.digest();
-  return out.str();
-}
 
 const Plan& checked(const Plan& plan, Communicator& ranks) {
   const std::string who = "rank " + std::to_string(ranks.rank()) + ": ";
@@ -27,17 +18,7 @@ const Plan& checked(const Plan& plan, Communicator& ranks) {
               " ranks, but the communicator has " + std::to_string(ranks.world()));
   require(plan.world().transport == ranks.transport(),
           who + "the plan is for another transport than the communicator's: set World::transport");
-  const std::string mine = introduce(plan);
-  const auto all =
-      ranks.bootstrap().all_gather(std::as_bytes(std::span(mine)), plan.options().deadline);
-  const auto text = [&](std::size_t r) {
-    return std::string(reinterpret_cast<const char*>(all[r].data()), all[r].size());
-  };
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    require(all[r] == all[0], "the plans of rank 0 (" + text(0) + ") and rank " +
-                                  std::to_string(r) + " (" + text(r) +
-                                  ") differ: make the same model, options and world on all ranks");
-  }
+  require_same_plan(plan, ranks.bootstrap());
   return plan;
 }
 
@@ -76,13 +57,20 @@ void Engine::require_initialized(const char* verb) const {
           context_.who() + verb + " before initialize(): parameters have no values yet");
 }
 
+void Engine::overwrite(const Fill& fill, const char* verb) {
+  values_.overwrite(fill);
+  if (context_.parameters_sharded()) {
+    meet(verb);  // at other stages the ranks meet where they refresh replicas
+  }
+}
+
 void Engine::initialize(const Fill& fill) {
   context_.guarded([&] {
     require_idle("initialize()");
     require(micro_batches_.begun() == 0,
             context_.who() + "initialize() in the middle of a step: call abandon_step() first");
     arrays_.reset_states();
-    values_.overwrite(fill);
+    overwrite(fill, "initialize()");
     initialized_ = true;
     gradients_valid_ = false;
   });
@@ -92,7 +80,7 @@ void Engine::overwrite_own(const Fill& fill) {
   context_.guarded([&] {
     require_idle("overwrite_own()");
     require_initialized("overwrite_own()");
-    values_.overwrite(fill);
+    overwrite(fill, "overwrite_own()");
   });
 }
 
@@ -129,14 +117,19 @@ PendingStep Engine::step(const StepOptions& options) {
   });
 }
 
+// A collective without data, on the path of the others: a rank that calls something else is found.
+void Engine::meet(const char* what) {
+  context_.device.fill(arrays_.control(), 0, sizeof(std::int64_t), context_.stream);
+  const Transfer nothing{arrays_.control(), arrays_.control(), 1, DType::kInt64};
+  context_.all_reduce(std::span(&nothing, 1),
+                      std::string(what) + " of step " + std::to_string(context_.statistics.steps));
+}
+
 void Engine::abandon_step() {
   context_.guarded([&] {
     micro_batches_.require_no_lease();
     micro_batches_.abandon();
-    context_.device.fill(arrays_.control(), 0, sizeof(std::int64_t), context_.stream);
-    const Transfer meet{arrays_.control(), arrays_.control(), 1, DType::kInt64};
-    context_.all_reduce(std::span(&meet, 1),
-                        "abandon of step " + std::to_string(context_.statistics.steps));
+    meet("abandon");
     context_.finish();
     gather_.begin_pass(Pass::kForward);
   });
@@ -151,12 +144,8 @@ const Hyper& Engine::hyper(GroupId group) const {
 void Engine::set(GroupId group, const Hyper& h) {
   require(index(group) < context_.model().groups().size(),
           context_.who() + "set() of a group that is not in the model");
-  const bool finite = std::isfinite(h.lr) && std::isfinite(h.weight_decay) &&
-                      std::isfinite(h.eps) && std::isfinite(h.momentum);
-  const bool in_range = h.beta1 >= 0 && h.beta1 < 1 && h.beta2 >= 0 && h.beta2 < 1 && h.eps >= 0;
-  require(finite && in_range, context_.who() + "set() of group '" +
-                                  context_.model().groups()[index(group)].name +
-                                  "': expected finite values, betas in [0, 1) and eps >= 0");
+  check_hyper(
+      context_.who() + "set() of group '" + context_.model().groups()[index(group)].name + "'", h);
   stepper_.set(group, h);
 }
 

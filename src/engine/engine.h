@@ -57,6 +57,8 @@ class Engine {
   void require_idle(const char* verb) const;
   void require_initialized(const char* verb) const;
   void agree(const char* on);
+  void meet(const char* what);
+  void overwrite(const Fill& fill, const char* verb);
 
   Context context_;
   Arrays arrays_;

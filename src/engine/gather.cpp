@@ -16,6 +16,13 @@ Gather::Gather(Context& context, Arrays& arrays) : context_(context), arrays_(ar
   }
 }
 
+Gather::~Gather() {
+  readers_.finish(context_.device);
+  for (const SlotState& slot : slots_) {
+    slot.readers.finish(context_.device);
+  }
+}
+
 void Gather::open(UnitId unit, StreamRef stream) {
   require(index(unit) < open_leases_.size(),
           context_.who() + "parameters() of a unit that is not in the model");

@@ -16,6 +16,9 @@ enum class Pass : std::uint8_t { kForward, kBackward };
 class Gather {
  public:
   Gather(Context& context, Arrays& arrays);
+  Gather(const Gather&) = delete;
+  Gather& operator=(const Gather&) = delete;
+  ~Gather();  // waits for those who read parameters under leases that have ended
 
   // Throws: UsageError when the unit's slot holds another unit's open lease
   void open(UnitId unit, StreamRef stream);

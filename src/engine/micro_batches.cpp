@@ -50,6 +50,14 @@ MicroBatches::MicroBatches(Context& context, Arrays& arrays, Reducer& reducer)
   }
 }
 
+MicroBatches::~MicroBatches() {
+  for (const Micro& m : micros_) {
+    for (const UnitGradient& g : m.units) {
+      g.writers.finish(context_.device);
+    }
+  }
+}
+
 void MicroBatches::add_bucket(std::byte* memory, std::uint64_t capacity) {
   Bucket& b = buckets_.emplace_back();
   b.memory = memory;
@@ -130,11 +138,12 @@ MicroBatches::Micro& MicroBatches::find(std::uint64_t id) {
 
 void MicroBatches::open_lease(std::uint64_t id, UnitId unit, StreamRef stream) {
   Micro& m = find(id);
-  UnitGradient& g = unit_to_write(m, unit, "gradients()");
+  UnitGradient& g = unit_to_write(m, unit, stream, "gradients()");
   if (needs_ready_[index(unit)] != 0) {
     place(m, unit);
     order_writer(g, stream);
   }
+  g.leased_on = stream;
   ++g.leases;
 }
 
@@ -148,7 +157,7 @@ void MicroBatches::close_lease(std::uint64_t id, UnitId unit, StreamRef stream) 
   }
 }
 
-MicroBatches::UnitGradient& MicroBatches::unit_to_write(Micro& m, UnitId unit, const char* verb) {
+MicroBatches::UnitGradient& MicroBatches::unready_unit(Micro& m, UnitId unit, const char* verb) {
   require(index(unit) < m.units.size(),
           context_.who() + verb + " of a unit that is not in the model");
   UnitGradient& g = m.units[index(unit)];
@@ -157,6 +166,18 @@ MicroBatches::UnitGradient& MicroBatches::unit_to_write(Micro& m, UnitId unit, c
                      "' after ready() in the same micro-batch: ready() comes once, after the "
                      "last contribution");
   }
+  return g;
+}
+
+// Two streams that write under open leases have no order between them, not even with the zero fill
+// of Write::kAdd; the end of a lease gives one.
+MicroBatches::UnitGradient& MicroBatches::unit_to_write(Micro& m, UnitId unit, StreamRef stream,
+                                                        const char* verb) {
+  UnitGradient& g = unready_unit(m, unit, verb);
+  require(g.leases == 0 || g.leased_on == stream,
+          context_.who() + verb + " of unit '" + context_.name(unit) +
+              "' while a gradient lease of it is open on another stream: end that lease first, "
+              "and the streams are ordered");
   return g;
 }
 
@@ -217,7 +238,7 @@ void MicroBatches::add(std::uint64_t id, ParameterId parameter, const void* from
                        StreamRef stream) {
   Micro& m = find(id);
   const ModelSpec::Parameter& p = trained_parameter(parameter);
-  UnitGradient& g = unit_to_write(m, p.unit, "add_gradient()");
+  UnitGradient& g = unit_to_write(m, p.unit, stream, "add_gradient()");
   require(dtype == DType::kFloat32 || dtype == DType::kBfloat16,
           context_.who() + "add_gradient() of parameter '" + p.name +
               "': expected float32 or bfloat16, found " + std::string(name_of(dtype)));
@@ -239,7 +260,7 @@ void MicroBatches::add(std::uint64_t id, ParameterId parameter, const void* from
 void MicroBatches::mark_unused(std::uint64_t id, ParameterId parameter) {
   Micro& m = find(id);
   const ModelSpec::Parameter& p = trained_parameter(parameter);
-  (void)unit_to_write(m, p.unit, "mark_unused()");
+  (void)unready_unit(m, p.unit, "mark_unused()");
   Written& written = m.written[index(parameter)];
   require(written != Written::kYes, context_.who() + "mark_unused() of parameter '" + p.name +
                                         "', which has a gradient in this micro-batch");
@@ -248,7 +269,7 @@ void MicroBatches::mark_unused(std::uint64_t id, ParameterId parameter) {
 
 bool MicroBatches::ready(std::uint64_t id, UnitId unit, StreamRef stream) {
   Micro& m = find(id);
-  UnitGradient& g = unit_to_write(m, unit, "ready()");
+  UnitGradient& g = unready_unit(m, unit, "ready()");
   require(g.leases == 0, context_.who() + "ready() of unit '" + context_.name(unit) +
                              "' while a gradient lease of it is open: end the lease first");
   if (needs_ready_[index(unit)] == 0) {

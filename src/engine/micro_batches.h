@@ -15,6 +15,9 @@ namespace zero {
 class MicroBatches {
  public:
   MicroBatches(Context& context, Arrays& arrays, Reducer& reducer);
+  MicroBatches(const MicroBatches&) = delete;
+  MicroBatches& operator=(const MicroBatches&) = delete;
+  ~MicroBatches();  // waits for those who write gradients under leases that have ended
 
   // Returns: an id that is never used again
   std::uint64_t begin(bool last);
@@ -53,6 +56,7 @@ class MicroBatches {
     std::size_t bucket = 0;
     std::byte* data = nullptr;
     int leases = 0;
+    StreamRef leased_on{};   // while leases > 0
     std::uint32_t turn = 0;  // how many contributions to the unit became ready before this one
     StreamPoints writers;
   };
@@ -83,7 +87,9 @@ class MicroBatches {
   [[nodiscard]] const ModelSpec::Parameter& trained_parameter(ParameterId parameter) const;
   [[nodiscard]] DType gradient_dtype(ParameterId parameter) const;
   [[nodiscard]] std::byte* address(const Micro& m, ParameterId parameter) const;
-  [[nodiscard]] UnitGradient& unit_to_write(Micro& m, UnitId unit, const char* verb);
+  [[nodiscard]] UnitGradient& unit_to_write(Micro& m, UnitId unit, StreamRef stream,
+                                            const char* verb);
+  [[nodiscard]] UnitGradient& unready_unit(Micro& m, UnitId unit, const char* verb);
   void place(Micro& m, UnitId unit);
   [[nodiscard]] std::size_t room(Micro& m, UnitId unit, std::uint64_t bytes);
   [[nodiscard]] std::size_t free_bucket(UnitId unit);

@@ -2,6 +2,7 @@
 #include "zero/optimizer.h"
 
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "zero/error.h"
@@ -9,6 +10,15 @@
 #include "engine/engine.h"
 
 namespace zero {
+namespace {
+
+Engine& alive(Engine* engine, const char* what) {
+  require(engine != nullptr,
+          std::string("use of ") + what + " that was moved from: use what it was moved to");
+  return *engine;
+}
+
+}  // namespace
 
 ParameterLease::ParameterLease(Engine& engine, UnitId unit, StreamRef stream)
     : engine_(&engine), unit_(unit), stream_(stream) {}
@@ -20,10 +30,10 @@ ParameterLease::~ParameterLease() {
   }
 }
 void ParameterLease::used_on(StreamRef stream) {
-  engine_->used_on(unit_, stream);
+  alive(engine_, "a ParameterLease").used_on(unit_, stream);
 }
 const void* ParameterLease::raw(ParameterId p, DType dtype) const {
-  return engine_->parameter_data(unit_, p, dtype);
+  return alive(engine_, "a ParameterLease").parameter_data(unit_, p, dtype);
 }
 
 GradientLease::GradientLease(Engine& engine, std::uint64_t micro, UnitId unit, StreamRef stream)
@@ -39,7 +49,9 @@ GradientLease::~GradientLease() {
   }
 }
 void* GradientLease::raw(ParameterId p, DType dtype, Write write) {
-  return engine_->micro_batches().data(micro_, p, dtype, write, unit_, stream_);
+  return alive(engine_, "a GradientLease")
+      .micro_batches()
+      .data(micro_, p, dtype, write, unit_, stream_);
 }
 
 MicroBatch::MicroBatch(MicroBatch&& other) noexcept
@@ -50,19 +62,19 @@ MicroBatch::~MicroBatch() {
   }
 }
 GradientLease MicroBatch::gradients(UnitId unit, StreamRef stream) {
-  return engine_->gradients(micro_, unit, stream);
+  return alive(engine_, "a MicroBatch").gradients(micro_, unit, stream);
 }
 void MicroBatch::add_gradient(ParameterId p, const void* from, DType dtype, StreamRef stream) {
-  engine_->add_gradient(micro_, p, from, dtype, stream);
+  alive(engine_, "a MicroBatch").add_gradient(micro_, p, from, dtype, stream);
 }
 void MicroBatch::ready(UnitId unit, StreamRef stream) {
-  engine_->ready(micro_, unit, stream);
+  alive(engine_, "a MicroBatch").ready(micro_, unit, stream);
 }
 void MicroBatch::mark_unused(ParameterId p) {
-  engine_->mark_unused(micro_, p);
+  alive(engine_, "a MicroBatch").mark_unused(micro_, p);
 }
 void MicroBatch::abandon() {
-  engine_->abandon(micro_);
+  alive(engine_, "a MicroBatch").abandon(micro_);
 }
 
 PendingStep::PendingStep(std::shared_ptr<StepState> state) : state_(std::move(state)) {}
@@ -102,49 +114,49 @@ Optimizer::Optimizer(const Plan& plan, Backend& device, Communicators ranks)
 Optimizer::Optimizer(Optimizer&&) noexcept = default;
 Optimizer::~Optimizer() = default;
 void Optimizer::initialize(const Fill& fill) {
-  engine_->initialize(fill);
+  alive(engine_.get(), "an Optimizer").initialize(fill);
 }
 ParameterLease Optimizer::parameters(UnitId unit, StreamRef stream) {
-  return engine_->parameters(unit, stream);
+  return alive(engine_.get(), "an Optimizer").parameters(unit, stream);
 }
 MicroBatch Optimizer::begin_micro_batch(MicroBatchOptions options) {
-  return engine_->begin_micro_batch(options);
+  return alive(engine_.get(), "an Optimizer").begin_micro_batch(options);
 }
 PendingStep Optimizer::step(const StepOptions& options) {
-  return engine_->step(options);
+  return alive(engine_.get(), "an Optimizer").step(options);
 }
 void Optimizer::abandon_step() {
-  engine_->abandon_step();
+  alive(engine_.get(), "an Optimizer").abandon_step();
 }
 Hyper Optimizer::hyper(GroupId group) const {
-  return engine_->hyper(group);
+  return alive(engine_.get(), "an Optimizer").hyper(group);
 }
 void Optimizer::set(GroupId group, const Hyper& hyper) {
-  engine_->set(group, hyper);
+  alive(engine_.get(), "an Optimizer").set(group, hyper);
 }
 void Optimizer::visit_own(Values values, const Visit& visit) const {
-  engine_->visit_own(values, visit);
+  alive(engine_.get(), "an Optimizer").visit_own(values, visit);
 }
 void Optimizer::overwrite_own(const Fill& fill) {
-  engine_->overwrite_own(fill);
+  alive(engine_.get(), "an Optimizer").overwrite_own(fill);
 }
 void Optimizer::visit_own_state(const std::string& state, const Visit& visit) const {
-  engine_->visit_own_state(state, visit);
+  alive(engine_.get(), "an Optimizer").visit_own_state(state, visit);
 }
 void Optimizer::visit_all(Values values, const Visit& visit, int root) const {
-  engine_->visit_all(values, visit, root);
+  alive(engine_.get(), "an Optimizer").visit_all(values, visit, root);
 }
 std::int64_t Optimizer::step_count(ParameterId p) const {
-  return engine_->step_count(p);
+  return alive(engine_.get(), "an Optimizer").step_count(p);
 }
 std::uint64_t Optimizer::state_hash() const {
-  return engine_->state_hash();
+  return alive(engine_.get(), "an Optimizer").state_hash();
 }
 const Plan& Optimizer::plan() const {
-  return engine_->plan();
+  return alive(engine_.get(), "an Optimizer").plan();
 }
 Statistics Optimizer::statistics() const {
-  return engine_->statistics();
+  return alive(engine_.get(), "an Optimizer").statistics();
 }
 
 }  // namespace zero

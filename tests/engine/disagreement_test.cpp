@@ -175,6 +175,33 @@ TEST_P(Disagreement, OnWhenToAbandonIsAnErrorOnAllRanks) {
              {"abandon of step"});
 }
 
+TEST_P(Disagreement, OnSettingParametersAnewIsAnErrorOnAllRanks) {
+  for (const bool again : {true, false}) {
+    expect_all(run_odd_one_out([&](Rank& rank, bool odd) {
+                 train_step(rank.optimizer, one);
+                 if (odd && again) {
+                   rank.optimizer.initialize(initial_values);
+                 } else if (odd) {
+                   rank.optimizer.overwrite_own(initial_values);
+                 }
+               }),
+               {GetParam() != Stage::kParameters ? ""
+                : again                          ? "initialize() of step 1"
+                                                 : "overwrite_own() of step 1"});
+  }
+}
+
+TEST_P(Disagreement, OnWhichOptimizerStepsIsAnErrorOnAllRanks) {
+  const std::vector<Ending> found = endings(kWorld, [&](Communicator& communicator) {
+    Rank x(plain_model({7, 300, 5}), options(), communicator);
+    Rank y(plain_model({7, 300, 5}), options(), communicator);
+    const bool odd = communicator.rank() == kWorld - 1;
+    train_step(odd ? y.optimizer : x.optimizer, one);
+    train_step(odd ? x.optimizer : y.optimizer, one);
+  });
+  expect_all(found, {"optimizer 2: "});
+}
+
 TEST_P(Disagreement, OnVisitsIsAnErrorOnAllRanks) {
   const Visit nothing = [](ParameterId, std::uint64_t, std::span<const float>) {};
   expect_all(run_odd_one_out([&](Rank& rank, bool odd) {
@@ -281,6 +308,23 @@ TEST_P(DisagreementOnPlans, IsRefusedAtConstruction) {
       EXPECT_NE(end.what.find("make the same model, options and world"), std::string::npos);
     }
   }
+}
+
+TEST_P(DisagreementOnPlans, ShowsTheFirstLineThatDiffers) {
+  const auto expect = [](const Change& change, const std::string& mine, const std::string& others) {
+    for (const Ending& end : construct(change)) {
+      EXPECT_NE(end.what.find("rank 2 has " + mine), std::string::npos) << end.what;
+      EXPECT_NE(end.what.find("rank 0 has " + others), std::string::npos) << end.what;
+    }
+  };
+  const std::string group = "group '" + plain_model({7}).groups()[0].name + "': lr ";
+  expect(
+      [](ModelSpec& m, Options&) {
+        m = plain_model({7, 300, 5}, {.lr = 0.75});
+      },
+      group + "0.75", group);
+  expect([](ModelSpec&, Options& o) { o.live_units = 3; }, "options: ", "options: ");
+  expect([](ModelSpec& m, Options&) { m.add_unit("one more"); }, "unit 'one more'", "parameter '");
 }
 
 TEST_P(DisagreementOnPlans, OfAnotherWorldThanTheCommunicatorsIsRefused) {

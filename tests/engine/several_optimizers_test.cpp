@@ -133,6 +133,36 @@ TEST_P(SeveralOptimizers, MayMoveWhileLeasesAndMicroBatchesAreOpen) {
 }
 
 // An error in one split is none in the other.
+TEST_P(SeveralOptimizers, ThatWereMovedFromRefuseEveryCall) {
+  run_each(world(), plain_model({7, 300}), options(), [](Rank& rank) {
+    const auto expect_refused = [](auto&& call, const std::string& what) {
+      try {
+        call();
+        ADD_FAILURE() << what << " was used";
+      } catch (const UsageError& error) {
+        EXPECT_NE(std::string(error.what()).find(what + " that was moved from"), std::string::npos);
+      }
+    };
+    ParameterLease lease = rank.optimizer.parameters(unit(0), kHost);
+    {
+      const ParameterLease moved = std::move(lease);
+      expect_refused([&] { (void)lease.data<float>(parameter(0)); }, "ParameterLease");
+    }
+    MicroBatch micro = rank.optimizer.begin_micro_batch();
+    {
+      GradientLease gradient = micro.gradients(unit(0), kHost);
+      const GradientLease moved = std::move(gradient);
+      expect_refused([&] { (void)gradient.data<float>(parameter(0)); }, "GradientLease");
+    }
+    MicroBatch kept = std::move(micro);
+    expect_refused([&] { micro.ready(unit(0), kHost); }, "MicroBatch");
+    kept.abandon();
+    Optimizer optimizer = std::move(rank.optimizer);
+    expect_refused([&] { rank.optimizer.abandon_step(); }, "Optimizer");
+    train_step(optimizer, by_rank(rank.rank()));
+  });
+}
+
 TEST_P(SeveralOptimizers, OverDisjointSplitsFailApart) {
   const ModelSpec model = plain_model({7, 300});
   std::vector<Ending> found = endings(2 * world(), [&](Communicator& all) {

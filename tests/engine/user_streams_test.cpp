@@ -184,6 +184,49 @@ TEST_P(UserStreams, AreWhereAddGradientReadsTheUsersMemory) {
 }
 
 // An error in the user's own stream reaches the step: ranks are told, nobody waits for ever.
+// Nothing would order the writes of two open leases, not even behind the zero fill of kAdd.
+TEST_P(UserStreams, MayNotWriteOneUnitUnderTwoOpenLeases) {
+  for (const bool by_add : {true, false}) {
+    const std::vector<Ending> found = endings(world(), [&](Communicator& communicator) {
+      Rank rank(model(), options(), communicator);
+      const Streams streams(*rank.device);
+      MicroBatch micro = rank.optimizer.begin_micro_batch();
+      const std::vector<float> values(700, 1.0F);
+      const GradientLease first = micro.gradients(unit(1), streams.ref[0]);
+      const GradientLease same_stream = micro.gradients(unit(1), streams.ref[0]);
+      if (by_add) {
+        micro.add_gradient(parameter(1), values.data(), DType::kFloat32, streams.ref[1]);
+      } else {
+        (void)micro.gradients(unit(1), streams.ref[1]);
+      }
+    });
+    for (const Ending& end : found) {
+      EXPECT_TRUE(end.kind == "UsageError" || end.kind == "CommError") << end.kind;
+      EXPECT_NE(end.what.find("open on another stream"), std::string::npos) << end.what;
+    }
+  }
+}
+
+// The memory is freed at the end, so work under leases that have ended must be over by then.
+TEST_P(UserStreams, AreWaitedForAtTheEnd) {
+  run_ranks(world(), [&](Communicator& communicator) {
+    const auto device = make_cpu_backend();
+    const Streams streams(*device);
+    std::atomic<int> over = 0;
+    {
+      Optimizer optimizer(make_plan(model(), options(), {.shard_ranks = communicator.world()}),
+                          *device, {communicator});
+      optimizer.initialize(initial_values);
+      const ParameterLease lease = optimizer.parameters(unit(1), streams.ref[0]);
+      device->call(streams.ref[0], [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        ++over;
+      });
+    }
+    EXPECT_EQ(over, 1);
+  });
+}
+
 TEST_P(UserStreams, ThatFailStopTheStepOnEveryRank) {
   const std::vector<Ending> found = endings(world(), [&](Communicator& communicator) {
     Rank rank(model(), small_buckets(), communicator);

@@ -7,7 +7,7 @@ cd "$1"
 # File, how many waits, and why they are there. values.cpp (export) is free.
 allowed='
 src/engine/arrays.cpp     1  initialize() resets step counts on the host
-src/engine/context.cpp    2  finish() itself; and behind done(): rethrows, does not block
+src/engine/context.cpp    3  finish() itself; behind done(): rethrows, does not block; the destructor
 src/engine/engine.cpp     1  abandon_step() waits for reductions in flight
 src/engine/optimizer.cpp  1  PendingStep::get()
 src/engine/step.cpp       1  the destructor
@@ -15,7 +15,8 @@ src/engine/step.cpp       1  the destructor
 waits='host_wait[[:space:]]*\(|context(_\.|->|\.)finish[[:space:]]*\(|\.join[[:space:]]*\(|sleep_(for|until)|[Ss]ynchronize|wait\([[:space:]]*kHost|condition_variable|std::future|all_gather\(std::as_bytes'
 # Meetings of ranks on the host: construction only.
 meetings='
-src/engine/engine.cpp     2  the plans and the memory of all ranks, at construction
+src/engine/engine.cpp     1  the memory of all ranks, at construction
+src/engine/same_plan.cpp  1  the plans of all ranks, at construction
 '
 found=$(grep -rnE "$waits" src/engine --include='*.cpp' --include='*.h' |
   grep -v '^src/engine/values\.cpp:' | grep -vE ':[0-9]+:[[:space:]]*//' || true)
