@@ -1,5 +1,6 @@
 #include "core/plan_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -35,17 +36,19 @@ void check_rule(const std::string& group, const UpdateRule& rule) {
          "this build carries fused rules only");
   expect(rule.states.size() <= UpdateArguments{}.states.size(), name, "at most 4 states",
          rule.states.size(), "merge some");
-  for (std::size_t s = 0; s < rule.states.size(); ++s) {
-    const StateSpec& state = rule.states[s];
-    for (std::size_t earlier = 0; earlier < s; ++earlier) {
-      expect(rule.states[earlier].name != state.name, name, "a name of its own for each state",
-             "two called \"" + state.name + "\"", "rename one");
-    }
+  for (const StateSpec& state : rule.states) {
     const std::string where = name + ", state \"" + state.name + "\"";
     expect(state.dtype == DType::kFloat32, where, "fp32", name_of(state.dtype),
            "this build carries fp32 states only");
     expect(state.elements_per_value == 1, where, "one element per value", state.elements_per_value,
            "this build carries one value an element only");
+  }
+  for (auto state = rule.states.begin(); state != rule.states.end(); ++state) {
+    const bool taken = std::any_of(rule.states.begin(), state, [&](const StateSpec& earlier) {
+      return earlier.name == state->name;
+    });
+    expect(!taken, name, "a name of its own for each state", "two called \"" + state->name + "\"",
+           "rename one");
   }
 }
 

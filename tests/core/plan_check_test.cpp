@@ -131,9 +131,12 @@ TEST(PlanCheck, RefusesRulesThatNeedMoreThanOnePass) {
 
 TEST(PlanCheck, RefusesStatesThatThisBuildDoesNotCarry) {
   UpdateRule rule = adamw();
-  rule.states.resize(4, {"more"});
+  rule.states.push_back({"more"});
+  rule.states.push_back({"most"});
   EXPECT_EQ(refusal(rule), "accepted");
-  rule.states.resize(5, {"more"});
+  rule.states.back().name = "more";
+  EXPECT_THAT(refusal(rule), HasSubstr("a name of its own for each state, found two called"));
+  rule.states.push_back({"fifth"});
   EXPECT_THAT(refusal(rule), HasSubstr("expected at most 4 states, found 5"));
   rule = adamw();
   rule.states[1].dtype = DType::kUint8;
