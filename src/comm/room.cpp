@@ -1,6 +1,7 @@
 #include "comm/room.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 
 #include "zero/dtype.h"
@@ -113,7 +114,9 @@ Room::Meeting& Room::enter(Lock& /*held*/, const Caller& caller, Arrival arrival
 }
 
 void Room::await_others(Lock& lock, const Caller& caller, Meeting& meeting) {
-  const auto until = std::chrono::steady_clock::now() + caller.deadline;
+  constexpr std::chrono::hours kForever{24 * 365 * 100};  // the clock cannot count much further
+  const auto until = std::chrono::steady_clock::now() +
+                     std::min<std::chrono::milliseconds>(caller.deadline, kForever);
   while (!meeting.open && !failed_) {
     if (const int gone = gone_for(caller, meeting); gone >= 0) {
       fail_absent(caller, meeting, gone,

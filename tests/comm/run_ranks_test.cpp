@@ -1,4 +1,5 @@
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -31,6 +32,18 @@ std::string wait_on_host(Communicator& communicator) {
     return error.what();
   }
   return "";
+}
+
+TEST_F(RunRanks, TakesADeadlineThatNoClockCanCount) {
+  run_ranks(2,
+            [](Communicator& communicator) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(20 * communicator.rank()));
+              const auto all =
+                  communicator.bootstrap().all_gather({}, std::chrono::milliseconds::max());
+              EXPECT_EQ(all.size(), 2U);
+              EXPECT_NE(communicator.split(0, 0), nullptr);
+            },
+            {.deadline = std::chrono::milliseconds::max()});
 }
 
 TEST_F(RunRanks, StartsEachRankOnce) {
