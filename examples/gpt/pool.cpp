@@ -1,14 +1,27 @@
 #include "gpt/pool.h"
 
+#include <stdexcept>
+#include <string>
+
 namespace gpt {
 
 Pool::Pool(int threads) {
-  for (int t = 1; t < threads; ++t) {
-    workers_.emplace_back([this, t] { work(static_cast<std::size_t>(t)); });
+  try {
+    for (int t = 1; t < threads; ++t) {
+      workers_.emplace_back([this, t] { work(static_cast<std::size_t>(t)); });
+    }
+  } catch (const std::exception& error) {
+    stop();
+    throw std::runtime_error("--threads " + std::to_string(threads) + ": a thread was refused (" +
+                             error.what() + "); use fewer, or raise the limit (ulimit -u)");
   }
 }
 
 Pool::~Pool() {
+  stop();
+}
+
+void Pool::stop() noexcept {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

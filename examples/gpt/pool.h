@@ -33,6 +33,7 @@ class Pool {
   }
 
  private:
+  void stop() noexcept;  // ends and joins the workers
   struct Job {
     const void* task = nullptr;
     void (*call)(const void*, std::size_t, std::size_t) noexcept = nullptr;
