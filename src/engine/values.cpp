@@ -240,7 +240,8 @@ std::uint64_t ValueAccess::state_hash() const {
       const Segment& s = context_.plan.segments()[context_.plan.place(e.parameter).segment];
       const ParameterClass& c = context_.plan.classes()[s.class_index];
       const std::uint64_t at = e.offset - s.offset / static_cast<std::uint64_t>(context_.world);
-      const std::string& name = context_.name(e.parameter);
+      // Units may have parameters of one name.
+      const std::string name = context_.name(s.unit) + '\n' + context_.name(e.parameter);
       const std::size_t size = bytes_of(c.precision.parameter);
       sum += hash_own(name, "parameter", e, arrays_.own_parameters(s) + at * size, size);
       if (!context_.trained(s)) {

@@ -256,6 +256,28 @@ TEST_P(ValuesOf, TheDigestSeeEveryPersistentBit) {
   });
 }
 
+// Layers have parameters of one name: which layer holds which values counts, too.
+TEST_P(ValuesOf, TheDigestSeesWhichUnitHasWhichValues) {
+  ModelSpec layers;
+  const GroupId all = layers.add_group("all");
+  for (const char* name : {"h.0", "h.1"}) {
+    layers.add(layers.add_unit(name), "w", {300}, all);
+  }
+  std::set<std::uint64_t> seen;
+  for (const std::size_t ones : {0U, 1U}) {
+    std::atomic<std::uint64_t> out = 0;
+    run_ranks(world(), [&](Communicator& communicator) {
+      Rank rank(layers, options(), communicator,
+                [&](ParameterId p, std::uint64_t, std::span<float> values) {
+                  std::fill(values.begin(), values.end(), index(p) == ones ? 1.0F : 0.0F);
+                });
+      out = rank.optimizer.state_hash();
+    });
+    seen.insert(out);
+  }
+  EXPECT_EQ(seen.size(), 2U);
+}
+
 // Names, and where blocks are, count too: two parameters that swap their values are another model.
 TEST_P(ValuesOf, TheDigestSeeWhichParameterHasWhichValues) {
   const auto hash = [&](bool swapped, std::size_t shift) {
