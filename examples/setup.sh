@@ -6,7 +6,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache               # the build
   libxxhash-dev nlohmann-json3-dev           # the library
-  libgtest-dev libgmock-dev                  # the tests
+  libgtest-dev libgmock-dev libzstd-dev      # the tests
   libboost-program-options-dev libopenblas-pthread-dev bible-kjv  # the examples, the demo's text
 )
 

@@ -107,7 +107,6 @@ struct Function {
   std::vector<Variable> parameters, results;  // of a .func also registers (Space::kRegister)
   std::vector<Type> registers;                // every scope's; the first are the parameters and
                                               // results that are registers, in that order
-  std::vector<std::string> register_names;    // same order
   // .param variables of this function (first the parameters and results that are no registers, in
   // that order), then .local, .shared and .param of every scope. Shared ones are one variable a
   // function, whichever scope.
