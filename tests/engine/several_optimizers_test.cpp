@@ -148,15 +148,17 @@ TEST_P(SeveralOptimizers, ThatWereMovedFromRefuseEveryCall) {
       const ParameterLease moved = std::move(lease);
       expect_refused([&] { (void)lease.data<float>(parameter(0)); }, "ParameterLease");
     }
-    MicroBatch micro = rank.optimizer.begin_micro_batch();
     {
-      GradientLease gradient = micro.gradients(unit(0), kHost);
-      const GradientLease moved = std::move(gradient);
-      expect_refused([&] { (void)gradient.data<float>(parameter(0)); }, "GradientLease");
+      MicroBatch micro = rank.optimizer.begin_micro_batch();
+      {
+        GradientLease gradient = micro.gradients(unit(0), kHost);
+        const GradientLease moved = std::move(gradient);
+        expect_refused([&] { (void)gradient.data<float>(parameter(0)); }, "GradientLease");
+      }
+      MicroBatch kept = std::move(micro);
+      expect_refused([&] { micro.ready(unit(0), kHost); }, "MicroBatch");
+      kept.abandon();
     }
-    MicroBatch kept = std::move(micro);
-    expect_refused([&] { micro.ready(unit(0), kHost); }, "MicroBatch");
-    kept.abandon();
     Optimizer optimizer = std::move(rank.optimizer);
     expect_refused([&] { rank.optimizer.abandon_step(); }, "Optimizer");
     train_step(optimizer, by_rank(rank.rank()));
