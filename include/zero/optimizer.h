@@ -111,7 +111,8 @@ class MicroBatch {
 struct StepOptions {
   // Given on all ranks or on none: gradients are sums over tokens, divided by the sum of these.
   std::optional<std::uint64_t> local_tokens{};
-  std::optional<double> clip_norm{};  // in place of Options::clip_norm, for this step
+  // In place of Options::clip_norm, for this step; infinity: no clipping.
+  std::optional<double> clip_norm{};
   double lr_scale = 1;
 };
 

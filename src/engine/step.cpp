@@ -81,9 +81,8 @@ std::shared_ptr<StepState> Stepper::enqueue(const StepOptions& options) {
 Stepper::Message Stepper::message(const StepOptions& options) const {
   const double clip = options.clip_norm.value_or(
       context_.plan.options().clip_norm.value_or(std::numeric_limits<double>::infinity()));
-  require(clip > 0 && (std::isfinite(clip) || !options.clip_norm.has_value()),
-          context_.who() + "step() with clip_norm " + std::to_string(clip) +
-              ": expected a finite norm > 0 (none: no clipping)");
+  require(clip > 0, context_.who() + "step() with clip_norm " + std::to_string(clip) +
+                        ": expected a norm > 0 (infinity: no clipping in this step)");
   require(std::isfinite(options.lr_scale) && options.lr_scale >= 0,
           context_.who() + "step() with lr_scale " + std::to_string(options.lr_scale) +
               ": expected a finite number >= 0");

@@ -371,6 +371,24 @@ TEST_P(NonFinite, MeansOfNoTokensSkipTheStepAndNameNoParameter) {
   });
 }
 
+TEST_P(NonFinite, LimitsOfAStepClipNothing) {
+  const auto run = [&](std::optional<double> of_plan, std::optional<double> of_step) {
+    std::string out;
+    train(faulty_model(), options_of(stage(), of_plan), world(), [&](Trainer& t) {
+      t.backward({1, t.ranks().rank(), {}}, random_gradient);
+      EXPECT_TRUE(t.step({.clip_norm = of_step}).applied);
+      const std::string after = t.snapshot();
+      if (t.ranks().rank() == 0) {
+        out = after;
+      }
+    });
+    return out;
+  };
+  constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(run(1e-3, kNoLimit), run({}, {}));
+  EXPECT_NE(run(1e-3, {}), run({}, {}));
+}
+
 INSTANTIATE_TEST_SUITE_P(Grid, NonFinite,
                          Combine(Values(Stage::kReplicated, Stage::kStates, Stage::kGradients,
                                         Stage::kParameters),
